@@ -95,14 +95,14 @@ def _answer(request: Request) -> int:
     try:
         return _carry_out(request)
     except RequestError as error:
-        request.answer({"error": str(error), "hint": error.hint, **request.said_with_errors})
+        request.answer({"error": str(error), "hint": error.hint, **request.fields_of_errors})
     except (job_folder.FolderError, FramingError) as error:
-        request.answer({"error": str(error), **request.said_with_errors})
+        request.answer({"error": str(error), **request.fields_of_errors})
     except BrokenPipeError:
         raise
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
-        request.answer({"error": f"{what}{error.strerror}", "errno": error.errno, **request.said_with_errors})
+        request.answer({"error": f"{what}{error.strerror}", "errno": error.errno, **request.fields_of_errors})
     return 1
 
 

@@ -75,17 +75,17 @@ class Request:
     Attributes:
         nonce: Marks the answers.
         op: Name of the operation.
-        said_with_errors: More fields for an answer that reports an error.
+        fields_of_errors: More fields for an answer that reports an error.
     """
 
     def __init__(self, fields: Dict[str, Any]) -> None:
         self._fields = fields
         self.nonce = str(fields["nonce"])
         self.op = str(fields.get("op"))
-        self.said_with_errors: Dict[str, Any] = {}
+        self.fields_of_errors: Dict[str, Any] = {}
 
     def answer(self, header: Dict[str, Any], body: bytes = b"") -> None:
-        """Send one frame; BrokenPipeError when the client has gone."""
+        """Send one frame; BrokenPipeError when the client has disconnected."""
         data = memoryview(framing.encode(self.nonce, header, body))
         while data:
             data = data[os.write(1, data) :]

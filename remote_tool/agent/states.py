@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
 
 from remote_tool.agent.proc import processes
-from remote_tool.agent.proc.processes import Process, Snapshot
+from remote_tool.agent.proc.processes import Process, ProcessSnapshot
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.job_folder import RESERVE
 from remote_tool.protocol.limits import LONGEST_REASON, REBOOTED
@@ -50,14 +50,14 @@ class HostSnapshot(NamedTuple):
     """
 
     place: Dict[str, str]
-    snapshot: Snapshot
+    snapshot: ProcessSnapshot
     now: float
     queue: QueueView
 
 
 def scan() -> HostSnapshot:
     """Scan this machine."""
-    return HostSnapshot(processes.place(), Snapshot(), time.time(), QueueView())
+    return HostSnapshot(processes.place(), ProcessSnapshot(), time.time(), QueueView())
 
 
 class CachedScan:
@@ -77,7 +77,7 @@ class CachedScan:
         return self._host
 
 
-class Records(NamedTuple):
+class JobRecords(NamedTuple):
     """A job's records, validated."""
 
     spec: Record
@@ -139,7 +139,7 @@ def judge(folder: int, job_id: str, host: HostSnapshot) -> JobStatus:
         raise RecordError(f"{SPEC}: is missing")
     ended = job_folder.read_record(folder, ENDED, job_id)
     started = job_folder.read_record(folder, STARTED, job_id)
-    records = Records(spec, started, ended)
+    records = JobRecords(spec, started, ended)
     job_status = _judge_unended(folder, records, host) if ended is None else _judge_ended(folder, records, host)
     if job_status.state == "lost":
         # The job may have ended between the two reads.
@@ -170,7 +170,7 @@ def is_looked_after(folder: int) -> bool:
     return _lock_is_held(folder) is True
 
 
-def _judge_ended(folder: int, records: Records, host: HostSnapshot) -> JobStatus:
+def _judge_ended(folder: int, records: JobRecords, host: HostSnapshot) -> JobStatus:
     spec, started, ended = records
     assert ended is not None
     members: List[Process] = []
@@ -180,7 +180,7 @@ def _judge_ended(folder: int, records: Records, host: HostSnapshot) -> JobStatus
     return JobStatus(spec, started, ended, state_of_ended(ended), ended["reason"], None, tuple(members), ran_here)
 
 
-def _judge_unended(folder: int, records: Records, host: HostSnapshot) -> JobStatus:
+def _judge_unended(folder: int, records: JobRecords, host: HostSnapshot) -> JobStatus:
     spec, started, _ = records
     record = spec if started is None else started
     if not _is_here(record["place"], host.place):

@@ -63,7 +63,7 @@ def top(request: Request) -> None:
 
 
 def _with_leases(gpus: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """Add to each GPU who has reserved it, of all users; nothing if that cannot be read now."""
+    """Add to each GPU the user that has reserved it; nothing if that cannot be read now."""
     if not gpus or not have_leases():
         return gpus
     with suppress(OSError):

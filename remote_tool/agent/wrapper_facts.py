@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # A container may have to start first.
 _SECONDS = 50.0
-_MOST_SAID = 500
+_MOST_OUTPUT = 500
 _PROGRAM = """
 import json, os, platform, re
 try:
@@ -72,9 +72,11 @@ def ask_inside(entry: Any, request: Request) -> Dict[str, Any]:  # noqa: ANN401 
     except (IndexError, ValueError, KeyError, TypeError):
         if not request.get("needs_python", is_flag, default=True):
             return {"python": "", "torch": None, "nccl": None, "gpus": 0, "gpu_names": [], "devices": 0, "uuids": []}
-        said = errors.decode("utf-8", "replace").strip()[-_MOST_SAID:] or "it said nothing"
+        last_words = errors.decode("utf-8", "replace").strip()[-_MOST_OUTPUT:] or "it said nothing"
         what = "in the container" if command_wrapper.end else f"behind {command_wrapper.words[0]}"
-        raise RequestError(f"python does not answer {what}: {said}", hint="remote-tool run --cmd 'python -V'") from None
+        raise RequestError(
+            f"python does not answer {what}: {last_words}", hint="remote-tool run --cmd 'python -V'"
+        ) from None
 
 
 def _question(request: Request, mark: str) -> str:

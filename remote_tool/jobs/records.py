@@ -282,7 +282,7 @@ def _read(each: Field, said: Mapping[str, object]) -> Any:  # noqa: ANN401 - of 
     if value is None and not each.is_required:
         return from_record(each, each.default)
     if not each.accepts(value) or not each.fits(value):
-        raise JobError(f"{each.name}: must be {each.kind.wanted.format(each.limit)}")
+        raise JobError(f"{each.name}: must be {each.kind.form.format(each.limit)}")
     return from_record(each, value)
 
 

@@ -26,7 +26,7 @@ _MAGIC = re.compile(r"[*?\[]")
 _ANY_FOLDERS = "**"
 
 
-class Found(NamedTuple):
+class FoundArtifact(NamedTuple):
     """A regular file.
 
     Attributes:
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     status: os.stat_result
 
 
-class _Place(NamedTuple):
+class _OpenFolder(NamedTuple):
     """An open folder of the search, and its path with a slash at the end; empty for the root."""
 
     folder: int
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
     depth: int
 
 
-class Search:
+class ArtifactSearch:
     """Searches for files below a folder.
 
     Attributes:
@@ -71,29 +71,29 @@ class Search:
         self._own = own
         self._left = MOST_ENTRIES
 
-    def find(self, glob: str) -> Iterator[Found]:
+    def find(self, glob: str) -> Iterator[FoundArtifact]:
         """Yield the files matching a glob; one that ends with a slash matches whole folders."""
         parts = [part for part in glob.split("/") if part]
         # Consecutive ``**`` are the same as one, and would repeat the walk.
         parts = [part for index, part in enumerate(parts) if part != _ANY_FOLDERS or parts[index - 1 : index] != [part]]
-        yield from self._walk(_Place(self._root, "", 0), parts, whole=glob.endswith("/"))
+        yield from self._walk(_OpenFolder(self._root, "", 0), parts, whole=glob.endswith("/"))
 
     def open_file(self, path: str) -> int:
         """Open a regular file by its path; OSError if it is none, or behind a link that is not followed."""
-        place = _Place(self._root, "", 0)
+        place = _OpenFolder(self._root, "", 0)
         *folders, name = path.split("/")
         opened: List[int] = []
         try:
             for part in folders:
                 opened.append(open_folder(*self._follow(place, part)))
-                place = _Place(opened[-1], "", 0)
+                place = _OpenFolder(opened[-1], "", 0)
             path, folder = self._follow(place, name)
             return open_plain(path, folder)
         finally:
             for each in opened:
                 os.close(each)
 
-    def _walk(self, place: _Place, parts: List[str], *, whole: bool) -> Iterator[Found]:
+    def _walk(self, place: _OpenFolder, parts: List[str], *, whole: bool) -> Iterator[FoundArtifact]:
         first, rest = parts[0], parts[1:]
         if first == _ANY_FOLDERS:
             yield from self._walk(place, rest or ["*"], whole=whole)
@@ -108,11 +108,11 @@ class Search:
             else:
                 yield from self._file(place, name, place.path + name)
 
-    def _descend(self, place: _Place, name: str, parts: List[str], *, whole: bool) -> Iterator[Found]:
+    def _descend(self, place: _OpenFolder, name: str, parts: List[str], *, whole: bool) -> Iterator[FoundArtifact]:
         for inner in self._enter(place, name):
             yield from self._walk(inner, parts, whole=whole)
 
-    def _everything(self, place: _Place, name: str, unit: str) -> Iterator[Found]:
+    def _everything(self, place: _OpenFolder, name: str, unit: str) -> Iterator[FoundArtifact]:
         for inner in self._enter(place, name):
             for entry in self._entries(inner):
                 if self._is_folder(inner, entry):
@@ -120,7 +120,7 @@ class Search:
                 else:
                     yield from self._file(inner, entry.name, unit)
 
-    def _enter(self, place: _Place, name: str) -> Iterator[_Place]:
+    def _enter(self, place: _OpenFolder, name: str) -> Iterator[_OpenFolder]:
         """Yield an opened folder, or nothing if it is not one or not to be entered."""
         if name in _NEVER_ENTERED:
             return
@@ -135,11 +135,11 @@ class Search:
         try:
             status = os.fstat(folder)
             if (status.st_dev, status.st_ino) not in self._own:
-                yield _Place(folder, f"{place.path}{name}/", place.depth + 1)
+                yield _OpenFolder(folder, f"{place.path}{name}/", place.depth + 1)
         finally:
             os.close(folder)
 
-    def _names(self, place: _Place, part: str, *, folders: bool) -> List[str]:
+    def _names(self, place: _OpenFolder, part: str, *, folders: bool) -> List[str]:
         """Return the names in a folder that match a part of a glob: folders, or others."""
         if not _MAGIC.search(part):
             return [part]
@@ -152,7 +152,7 @@ class Search:
             and self._is_folder(place, entry) == folders
         ]
 
-    def _entries(self, place: _Place) -> List[os.DirEntry[str]]:
+    def _entries(self, place: _OpenFolder) -> List[os.DirEntry[str]]:
         entries = []
         try:
             with os.scandir(place.folder) as found:
@@ -166,7 +166,7 @@ class Search:
             _require_hidden(error)
         return sorted(entries, key=lambda entry: entry.name)
 
-    def _file(self, place: _Place, name: str, unit: str) -> Iterator[Found]:
+    def _file(self, place: _OpenFolder, name: str, unit: str) -> Iterator[FoundArtifact]:
         try:
             path, folder = self._follow(place, name)
             status = os.stat(path, dir_fd=folder, follow_symlinks=False)
@@ -174,15 +174,15 @@ class Search:
             _require_hidden(error)
             return
         if stat.S_ISREG(status.st_mode):
-            yield Found(place.path + name, unit, status)
+            yield FoundArtifact(place.path + name, unit, status)
 
-    def _is_folder(self, place: _Place, entry: os.DirEntry[str]) -> bool:
+    def _is_folder(self, place: _OpenFolder, entry: os.DirEntry[str]) -> bool:
         if not (self._followed and entry.is_symlink()):
             return entry.is_dir(follow_symlinks=False)
         path, folder = self._follow(place, entry.name)
         return folder is None and os.path.isdir(path)
 
-    def _follow(self, place: _Place, name: str) -> Tuple[str, Optional[int]]:
+    def _follow(self, place: _OpenFolder, name: str) -> Tuple[str, Optional[int]]:
         """Return the path of an entry, and the folder that it begins at; None for that of a link that is followed."""
         found: Tuple[str, Optional[int]] = (name, place.folder)
         for _ in range(_MOST_LINKS if self._followed else 0):
@@ -202,7 +202,7 @@ def _require_hidden(error: OSError) -> None:
         raise error
 
 
-def newest_units(found: List[Found], count: int) -> List[str]:
+def newest_units(found: List[FoundArtifact], count: int) -> List[str]:
     """Return the units that were written last, newest first."""
     written: Dict[str, int] = {}
     for each in found:

@@ -101,10 +101,10 @@ class FrameReader:
             if len(self._buffer) > len(self._marker) + _LENGTHS_LIMIT:
                 raise FramingError("The server sent an answer without its length")
             return None
-        said = bytes(self._buffer[len(self._marker) : end])
-        header, _, body = said.partition(b" ")
+        line = bytes(self._buffer[len(self._marker) : end])
+        header, _, body = line.partition(b" ")
         if not (_is_length(header) and _is_length(body)):
-            raise FramingError(f"The server sent an answer of length {said!r}")
+            raise FramingError(f"The server sent an answer of length {line!r}")
         lengths = int(header), int(body)
         if lengths[0] > HEADER_LIMIT or lengths[1] > BODY_LIMIT:
             raise FramingError(f"The server announced an answer of {lengths[0]} and {lengths[1]} bytes")

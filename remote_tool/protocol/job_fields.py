@@ -103,11 +103,11 @@ class Kind(NamedTuple):
     Attributes:
         check: Whether a JSON value is of the type, given the field's limit.
         fits: Whether a valid value is within the field's limit, if records may hold a longer one.
-        wanted: What the value must be, with a placeholder for the limit.
+        form: The form of valid values, for messages, with a placeholder for the limit.
     """
 
     check: Callable[[Any, Any], bool]
-    wanted: str
+    form: str
     fits: Callable[[Any, Any], bool] = _any_size
 
 

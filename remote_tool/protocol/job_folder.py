@@ -101,18 +101,18 @@ def open_job(jobs: int | None, job_id: str) -> int | None:
 
 
 def allow_open_files(count: int) -> int:
-    """Raise the limit of open files by a number, as far as allowed; return for how many there is room."""
+    """Raise the limit of open files by a number, as far as allowed; return how many can be open."""
     if count <= _FEW_FILES:
         return max(1, count)
-    wanted = len(os.listdir("/proc/self/fd")) + _SPARE_FILES + count
+    needed = len(os.listdir("/proc/self/fd")) + _SPARE_FILES + count
     usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # A negative limit means unlimited.
-    if 0 <= usual < wanted:
-        raised = wanted if most < 0 else min(wanted, most)
+    if 0 <= usual < needed:
+        raised = needed if most < 0 else min(needed, most)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, most))
             usual = raised
-    return count if usual < 0 else max(1, count - max(0, wanted - usual))
+    return count if usual < 0 else max(1, count - max(0, needed - usual))
 
 
 def path_of(folder: int) -> str:
@@ -190,11 +190,11 @@ def read_record(folder: int, name: str, job_id: str) -> Record | None:
 def is_full(folder: Union[int, str]) -> bool:
     """Return whether the disk of a folder has no space left for us."""
     try:
-        room = os.statvfs(folder)
+        disk = os.statvfs(folder)
     except OSError:
         return False
     # Some file systems allocate inodes on demand and report none.
-    return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
+    return disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0)
 
 
 def exists(folder: int, name: str) -> bool:

@@ -227,8 +227,8 @@ def _of_output(folder: int, path: Optional[str], end: Optional[RankEnd]) -> Opti
     printed = _tail(folder, path)
     error = read_traceback(printed)
     if end is not None:
-        said = describe_rank(end, error, printed) or f"exit code {end.exit_code}"
-        return RankError(f"rank {end.rank}: {said}", moment, end.is_first)
+        error_text = describe_rank(end, error, printed) or f"exit code {end.exit_code}"
+        return RankError(f"rank {end.rank}: {error_text}", moment, end.is_first)
     if error is not None and error.rank is not None:
         return RankError(f"rank {error.rank}: {error.message}", moment)
     return None

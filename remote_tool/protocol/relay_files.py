@@ -15,7 +15,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Entry(NamedTuple):
+class RelayFile(NamedTuple):
     """A file of the project on the client.
 
     Attributes:
@@ -33,19 +33,19 @@ class Entry(NamedTuple):
     name: bytes
 
 
-def pack(entries: List[Entry]) -> bytes:
+def pack(entries: List[RelayFile]) -> bytes:
     """Return the list in its wire format."""
     records = (b"%b %o %d %d %b\0" % entry for entry in entries)
     return zlib.compress(b"".join(records), 6)
 
 
-def unpack(data: bytes) -> List[Entry]:
-    """Parse a list whose hash is known to be the client's."""
+def unpack(data: bytes) -> List[RelayFile]:
+    """Parse a list after its hash was compared with the client's."""
     entries = []
     try:
         for record in zlib.decompress(data).split(b"\0")[:-1]:
             sha256, mode, size, modified, name = record.split(b" ", 4)
-            entries.append(Entry(sha256, int(mode, 8), int(size), int(modified), name))
+            entries.append(RelayFile(sha256, int(mode, 8), int(size), int(modified), name))
     except (zlib.error, ValueError) as error:
         raise RequestError(f"Cannot read the list of files: {error}") from error
     if not all(_is_inside(entry.name) and len(entry.sha256) == _HASH_SIZE for entry in entries):

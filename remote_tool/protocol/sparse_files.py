@@ -1,4 +1,4 @@
-"""Files whose oldest part was released as a hole, so that offsets do not change."""
+"""Read files after their oldest part was released as a hole, so that offsets do not change."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _MOST_DIGITS = 6
 _RANK_FILES = {"stdout.log": "out", "stderr.log": "err", "error.json": "error"}
 
 
-class Attempt(NamedTuple):
+class TorchrunAttempt(NamedTuple):
     """One attempt of torchrun: a folder ``ranks/<run id>_<random>/attempt_<n>``."""
 
     born: int
@@ -91,14 +91,14 @@ def size_of(folder: int, path: str) -> Optional[int]:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _find_attempts(folder: int, visit: Callable[[int], None]) -> List[Attempt]:
-    attempts: List[Attempt] = []
+def _find_attempts(folder: int, visit: Callable[[int], None]) -> List[TorchrunAttempt]:
+    attempts: List[TorchrunAttempt] = []
     for run in _list(folder, RANKS, visit):
         for name in _list(folder, f"{RANKS}/{run}", visit):
             number = name[len(_ATTEMPT) :] if name.startswith(_ATTEMPT) else ""
             path = f"{RANKS}/{run}/{name}"
             if _is_number(number) and len(attempts) < MOST_STREAMS:
-                attempts.append(Attempt(_born(folder, path), run, int(number), path))
+                attempts.append(TorchrunAttempt(_born(folder, path), run, int(number), path))
     return attempts
 
 
@@ -106,8 +106,8 @@ def _is_number(text: str) -> bool:
     return 0 < len(text) <= _MOST_DIGITS and not text.strip("0123456789")
 
 
-def _number_attempts(attempts: List[Attempt]) -> List[Tuple[int, str]]:
-    runs: Dict[str, List[Attempt]] = {}
+def _number_attempts(attempts: List[TorchrunAttempt]) -> List[Tuple[int, str]]:
+    runs: Dict[str, List[TorchrunAttempt]] = {}
     for attempt in attempts:
         runs.setdefault(attempt.run, []).append(attempt)
     numbered = []

@@ -82,7 +82,7 @@ def read_count(data: bytes) -> int:
 
 
 class MessageReader:
-    """Splits what a client sends into messages."""
+    """Splits the bytes of a client into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -131,11 +131,11 @@ class ScreenModes:
         return not self._switched.isdisjoint(_ALTERNATE)
 
     def switch_on(self) -> bytes:
-        """Return what brings a new terminal into these modes."""
+        """Return the sequences that bring a new terminal into these modes."""
         return b"".join(_switch(number, is_set=number in _OFF) for number in sorted(self._switched))
 
     def switch_off(self) -> bytes:
-        """Return what brings the terminal back; empty when no mode was switched."""
+        """Return the sequences that bring the terminal back; empty when no mode was switched."""
         if not self._switched:
             return b""
         back = b"".join(_switch(number, is_set=number in _ON) for number in sorted(self._switched))

@@ -57,7 +57,7 @@ class Tunnel:
         self._next = 1 if is_first else 2
         self._write = write
         self._connect = connect
-        self._streams: Dict[int, _Stream] = {}
+        self._streams: Dict[int, _TunnelStream] = {}
         self._tasks: Dict[int, asyncio.Future[None]] = {}
         # It is fair: streams with much data take turns.
         self._turn = asyncio.Lock()
@@ -77,7 +77,7 @@ class Tunnel:
             reset(connection[1])
             raise StreamResetError(f"more than {MOST_STREAMS} connections at once")
         number, self._next = self._next, self._next + 2
-        stream = self._streams[number] = _Stream(self, number)
+        stream = self._streams[number] = _TunnelStream(self, number)
         try:
             await self.send({"open": number, "to": target})
             await stream.run(connection)
@@ -92,7 +92,7 @@ class Tunnel:
         number = header.get("open")
         # The other side may know of an end that has not been delivered here.
         if isinstance(number, int) and number not in self._streams and len(self._streams) < 2 * MOST_STREAMS:
-            self._streams[number] = _Stream(self, number)
+            self._streams[number] = _TunnelStream(self, number)
             self._tasks[number] = asyncio.ensure_future(self._accept(number, header.get("to")))
         for kind in _KINDS:
             number = header.get(kind)
@@ -129,8 +129,8 @@ class Tunnel:
                 reset(connection[1])
 
 
-class _Stream:
-    """One stream: what it may still send, and what it has not delivered yet.
+class _TunnelStream:
+    """One stream: its window for sending, and the data that is not delivered yet.
 
     Attributes:
         is_complete: Whether both directions have ended, and the connection is closed.

@@ -14,11 +14,11 @@ import stat
 from contextlib import suppress
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from remote_tool.agent.artifacts.places import Place, Places
+from remote_tool.agent.artifacts.places import ArtifactFolder, Places
 from remote_tool.agent.requests import Request, is_list
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.artifact_patterns import ArtifactPattern, PatternError, of_job, read_patterns
-from remote_tool.protocol.artifact_search import Found, newest_units
+from remote_tool.protocol.artifact_search import FoundArtifact, newest_units
 from remote_tool.protocol.limits import MOST_ARTIFACTS
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, is_job_id
 
@@ -69,7 +69,7 @@ class _Listing:
         self.is_cut = False
         self.shared: List[str] = []
 
-    def add(self, found: List[Found], *, gives_way: bool) -> None:
+    def add(self, found: List[FoundArtifact], *, gives_way: bool) -> None:
         for each in found:
             known = self.files.get(each.path)
             if known is None and len(self.files) >= MOST_ARTIFACTS:
@@ -121,7 +121,7 @@ class _Job(NamedTuple):
     job_id: str
     span: Optional[_Span]
     patterns: Tuple[ArtifactPattern, ...]
-    place: Place
+    place: ArtifactFolder
 
     def can_have_written(self, status: os.stat_result) -> bool:
         return self.span is not None and self.span.has(status)
@@ -186,7 +186,7 @@ class _Lister:
             written = [each for each in written if each.unit in units]
         listing.add(written, gives_way=pattern.newest is not None)
 
-    def _is_of_other(self, job: _Job, found: Found) -> bool:
+    def _is_of_other(self, job: _Job, found: FoundArtifact) -> bool:
         """Return whether the path contains another job's id and not this one's, and the other could have written it."""
         ids = set(_JOB_ID.findall(found.path))
         if not ids or job.job_id in ids:
@@ -202,8 +202,8 @@ class _Lister:
             for pattern in other.patterns:
                 # Files whose path contains its id have been removed from this list.
                 found = other.place.find(pattern.glob)[0] if other.job_id not in pattern.glob else []
-                wanted = [each for each in found if _identity(each.path, each.status) in unsure]
-                shared |= {each.path for each in wanted if other.can_have_written(each.status)}
+                candidates = [each for each in found if _identity(each.path, each.status) in unsure]
+                shared |= {each.path for each in candidates if other.can_have_written(each.status)}
         return sorted(shared)
 
     def _others(self, job: _Job) -> Iterator[_Job]:
@@ -218,7 +218,7 @@ class _Lister:
 
 
 def _identity(path: str, status: os.stat_result) -> Tuple[str, int, int]:
-    """Return what identifies a file: jobs in different copies write different ones of the same path."""
+    """Return the identity of a file: jobs in different copies write different ones of the same path."""
     return path, status.st_dev, status.st_ino
 
 

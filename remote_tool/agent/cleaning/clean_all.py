@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import leftovers
-from remote_tool.agent.cleaning.leftovers import Leftovers, item
+from remote_tool.agent.cleaning.leftovers import LeftoverScan, item
 from remote_tool.agent.cleaning.removal import Removal, why_it_stays
 from remote_tool.agent.frozen import copies, home
 from remote_tool.agent.requests import Folders, Request, is_list
@@ -33,7 +33,7 @@ def clean_all(removal: Removal, request: Request, scripts: Optional[int]) -> Lis
     """Remove all our files, unless a job is running; list them."""
     folders = removal.folders
     removal.deadline = time.monotonic() + _SECONDS
-    scan = Leftovers(folders, scripts, dry_run=removal.dry_run, deadline=removal.deadline)
+    scan = LeftoverScan(folders, scripts, dry_run=removal.dry_run, deadline=removal.deadline)
     prefix = os.path.join(folders.scripts, "environment")
     _refuse_while_used(removal, prefix)
     if not removal.dry_run:
@@ -115,7 +115,7 @@ def _prevent_starts(removal: Removal, scripts: Optional[int], prefix: str) -> No
 
 
 def _bring_home(folders: Folders) -> None:
-    """Bring what jobs wrote in copies into the project, where it stays.
+    """Bring the output of jobs from copies into the project, where it stays.
 
     Raises:
         RequestError: Some of it cannot be brought.
@@ -190,7 +190,7 @@ def _open_plain(folder: int, parts: List[str]) -> Optional[int]:
     return opened
 
 
-def _remove_condas(scan: Leftovers, prefix: str) -> Dict[str, Any]:
+def _remove_condas(scan: LeftoverScan, prefix: str) -> Dict[str, Any]:
     """Remove the conda that setup installed, unless it has other environments."""
     home = leftovers.open_home()
     found: List[Tuple[int, str]] = []
@@ -206,10 +206,10 @@ def _remove_condas(scan: Leftovers, prefix: str) -> Dict[str, Any]:
                 stays = "it has other environments"
             elif any(leftovers.is_used(path + os.sep) for path in paths):
                 stays = "processes use it"
-    told = scan.take(CONDA, found, stays=stays)
+    row = scan.take(CONDA, found, stays=stays)
     if found and not stays and not scan.dry_run:
         _forget_environments(prefix)
-    return told
+    return row
 
 
 def _has_others(condas: List[str], prefix: str) -> bool:
@@ -239,7 +239,7 @@ def _forget_environments(prefix: str) -> None:
             os.rmdir(folder)
 
 
-def _remove_ours(removal: Removal, scan: Leftovers, scripts: Optional[int]) -> Dict[str, Any]:
+def _remove_ours(removal: Removal, scan: LeftoverScan, scripts: Optional[int]) -> Dict[str, Any]:
     """Remove our folders; the one that this program runs from is removed last."""
     home = leftovers.open_home()
     found: List[Tuple[int, str]] = []

@@ -34,7 +34,7 @@ def item(what: str, count: int, size: int, goes: int, frees: int) -> Dict[str, A
     return {"what": what, "count": count, "bytes": size, "goes": goes, "frees": frees, "why": ""}
 
 
-class Leftovers:
+class LeftoverScan:
     """A scan for unused files that belong to no job; each is removed unless in use."""
 
     def __init__(self, folders: Folders, scripts: Optional[int], *, dry_run: bool, deadline: float) -> None:
@@ -46,9 +46,9 @@ class Leftovers:
     def take(self, what: str, found: List[Tuple[int, str]], *, stays: str = "") -> Dict[str, Any]:
         """Remove entries of some folders, unless there is a reason to keep them."""
         sizes = {each: removing.size_of(*each, self._deadline) for each in found}
-        gone = [each for each in found if not stays and (self.dry_run or removing.remove(*each, self._deadline))]
-        told = item(what, len(found), sum(sizes.values()), len(gone), sum(sizes[each] for each in gone))
-        return {**told, "why": "" if len(gone) == len(found) else stays or NOT_ALL}
+        removed = [each for each in found if not stays and (self.dry_run or removing.remove(*each, self._deadline))]
+        row = item(what, len(found), sum(sizes.values()), len(removed), sum(sizes[each] for each in removed))
+        return {**row, "why": "" if len(removed) == len(found) else stays or NOT_ALL}
 
     def supervisors(self, current: str) -> Dict[str, Any]:
         """Remove versions other than the current one, and incomplete versions."""
@@ -57,11 +57,9 @@ class Leftovers:
         names = [name for name in removing.names_in(self._scripts) if name.startswith(_VERSION) and name != current]
         used = versions_in_use() if names else set()
         found = [(self._scripts, name) for name in names]
-        told = self.take(
-            SUPERVISORS, [each for each in found if each[1] not in used and not self._is_new_half(each[1])]
-        )
-        told["count"] = len(names)
-        return told
+        row = self.take(SUPERVISORS, [each for each in found if each[1] not in used and not self._is_new_half(each[1])])
+        row["count"] = len(names)
+        return row
 
     def _is_new_half(self, name: str) -> bool:
         """Return whether another client may be sending it now."""
@@ -134,7 +132,7 @@ def clean(
     folders: Folders, scripts: Optional[int], request: Request, *, dry_run: bool, deadline: float
 ) -> List[Dict[str, Any]]:
     """Remove unused files; return the rows."""
-    scan = Leftovers(folders, scripts, dry_run=dry_run, deadline=deadline)
+    scan = LeftoverScan(folders, scripts, dry_run=dry_run, deadline=deadline)
     if scripts is not None and not dry_run:
         removing.remove_marked(scripts, deadline)
     begun = request.get("begun", is_list, default=[])
@@ -188,10 +186,10 @@ def versions_in_use() -> set[str]:
 
 def is_used(path: str) -> bool:
     """Return whether a process names a folder in its arguments or environment."""
-    wanted = os.fsencode(path)
+    needle = os.fsencode(path)
     own = os.getpid()
     return any(
-        wanted in text for name in ("cmdline", "environ") for pid, text in _texts_of_processes(name) if pid != own
+        needle in text for name in ("cmdline", "environ") for pid, text in _texts_of_processes(name) if pid != own
     )
 
 

@@ -27,7 +27,7 @@ class Removal:
 
     Attributes:
         removed: Jobs that were removed, or would be.
-        gone: Jobs that did not exist.
+        missing: Jobs that did not exist.
         kept: Jobs that remain, and why.
         young: Jobs that remain because they ended a shorter time ago than ``older`` seconds, if that is given.
         more: Whether time ran out.
@@ -48,7 +48,7 @@ class Removal:
         self.older = older
         self.jobs = job_folder.open_jobs_folder(folders.jobs) if jobs is None else jobs
         self.removed: List[str] = []
-        self.gone: List[str] = []
+        self.missing: List[str] = []
         self.kept: List[Dict[str, str]] = []
         self.young: List[str] = []
         self.more = False
@@ -57,48 +57,48 @@ class Removal:
     def remove_jobs(self, ids: List[str], *, sized: bool = True) -> None:
         """Remove finished jobs without living processes, after recording how they ended."""
         host = states.scan()
-        spent: List[RemovedJob] = []
+        to_remove: List[RemovedJob] = []
         for job_id in ids:
             if removing.is_over(self.deadline):
                 self.more = True
                 break
             found = self._examine(job_id, host)
             if found is not None:
-                spent.append(found)
+                to_remove.append(found)
                 self._bytes += removing.size_of(self.jobs or 0, job_id, self.deadline) if sized else 0
-        if self.jobs is not None and not self.dry_run and spent:
-            spent = self._remember(self.jobs, spent)
-        self.removed = [each.job_id for each in spent]
+        if self.jobs is not None and not self.dry_run and to_remove:
+            to_remove = self._remember(self.jobs, to_remove)
+        self.removed = [each.job_id for each in to_remove]
         if self.jobs is None or self.dry_run:
             return
-        for each in spent:
+        for each in to_remove:
             removing.set_aside(self.jobs, each.job_id)
         self.more = not removing.remove_marked(self.jobs, self.deadline) or self.more
 
-    def _remember(self, jobs: int, spent: List[RemovedJob]) -> List[RemovedJob]:
+    def _remember(self, jobs: int, to_remove: List[RemovedJob]) -> List[RemovedJob]:
         """Record how jobs ended, on a full disk in the space that they free; return those that may be removed."""
         try:
-            removed_jobs.remember(jobs, spent)
+            removed_jobs.remember(jobs, to_remove)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
             removing.remove_marked(jobs, self.deadline)
-            for each in spent:
+            for each in to_remove:
                 _remove_all_but_records(jobs, each.job_id, self.deadline)
             try:
-                removed_jobs.remember(jobs, spent)
+                removed_jobs.remember(jobs, to_remove)
             except OSError as still:
-                self.kept += [{"id": each.job_id, "why": f"{still.strerror}, to record its end"} for each in spent]
+                self.kept += [{"id": each.job_id, "why": f"{still.strerror}, to record its end"} for each in to_remove]
                 self._bytes = 0
                 return []
-        return spent
+        return to_remove
 
     def _examine(self, job_id: str, host: HostSnapshot) -> Optional[RemovedJob]:
         """Return how a job ended, if it may be removed."""
         try:
             folder = job_folder.open_job(self.jobs, job_id)
             if folder is None:
-                self.gone.append(job_id)
+                self.missing.append(job_id)
                 return None
             try:
                 job_status = states.judge(folder, job_id, host)
@@ -133,7 +133,7 @@ class Removal:
     def as_answer(self) -> Dict[str, Any]:
         return {
             "removed": self.removed,
-            "gone": self.gone,
+            "gone": self.missing,
             "kept": self.kept,
             "young": self.young,
             "more": self.more,

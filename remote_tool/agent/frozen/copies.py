@@ -4,7 +4,7 @@
     copies/<name>/files    mode, size, nanoseconds and name of each of them, as copied
     copies/<name>/linked   the same of those that are hard links to the project's
     copies/<name>/states   the ids of the syncs after which the project was in this state, one a line
-    copies/<name>/wanted   its time: when somebody asked for the copy who has not started a job yet
+    copies/<name>/wanted   its time: when a copy was made for a job that has not started yet
     copies/<name>/guests/  the jobs that have begun in it, until their output has come home
     copies/<name>/beside   what was kept beside the project's own, as pairs of names in the copy and the project
     copies/.new-…          a copy that is being made
@@ -104,7 +104,7 @@ class Copies:
     """The copies of a project, locked so that none is removed until this program exits."""
 
     def __init__(self, folders: Folders) -> None:
-        """Open and lock the folder, and remove what killed starts have left.
+        """Open and lock the folder, and remove the unfinished copies of killed starts.
 
         Raises:
             OSError: It cannot be created.
@@ -199,7 +199,7 @@ class Copies:
         )
 
     def _find(self, name: str) -> Copy:
-        """Return an existing copy; RequestError when it is gone, or its files have changed."""
+        """Return an existing copy; RequestError when it does not exist, or its files have changed."""
         copy = copy_of(self._folders, name)
         if copy is None or not job_folder.exists(self.folder, name):
             raise RequestError(f"The copy {name:.60} of the project is not on this server any longer")
@@ -267,7 +267,7 @@ class Copies:
                 return copy
 
     def _link_others(self, code: str, found: List[copying.File]) -> None:
-        """Link what the project has beside the sent files: excluded data, outputs, our folder of jobs."""
+        """Link the project's files and folders that were not sent: excluded data, outputs, our folder of jobs."""
         # Code that a later sync has sent is not part of this state.
         names = [*links.sent_names(self._folders.sent_files), *(each.name for each in found)]
         # Programs find the job's own folder there, even the project's first one.
@@ -277,7 +277,7 @@ class Copies:
 
 
 def link_new(copy: Copy) -> List[str]:
-    """Link what the project has by now, such as the output of a job that this one waited for; return these names."""
+    """Link new files of the project, such as the output of a job that this one waited for; return their names."""
     sync = -1
     # Files of a sync that is running are not in its list yet.
     with suppress(RequestError, OSError):
@@ -309,7 +309,7 @@ def want(copy: Copy) -> None:
 
 
 def is_wanted(copy: str) -> bool:
-    """Return whether a job may still be started in a copy, as somebody asked for."""
+    """Return whether a copy was made for a job that may still start."""
     try:
         return time.time() - os.stat(f"{copy}/{_WANTED}").st_mtime < _WANTED_SECONDS
     except OSError:

@@ -1,4 +1,4 @@
-"""The jobs that have begun in a copy and whose output has not come home yet: a file for each, ``guests/<job id>``.
+"""The jobs of a copy until their output has come home: a file for each, ``guests/<job id>``.
 
 It appears before the command starts, complete: when it was made, by the clock of the file system, and the names that
 were links to the project's own. At the end of the job it gets another name until the whole copy has been brought home.
@@ -64,13 +64,13 @@ def enter(copy: str, job_id: str, link: Callable[[], List[str]]) -> None:
 
 
 def leave(copy: str, job_id: str) -> None:
-    """Note that a job has ended; what it wrote may still be in the copy."""
+    """Note that a job has ended; its output may still be in the copy."""
     with suppress(FileNotFoundError):
         os.rename(f"{copy}/{FOLDER}/{job_id}", f"{copy}/{FOLDER}/{job_id}{_OVER}")
 
 
 def forget(copy: str, job_ids: List[str]) -> None:
-    """Remove the records of jobs whose output has come home."""
+    """Remove the records of jobs after their output has come home."""
     make_folder(copy)
     for name in (each + end for each in job_ids if each for end in ("", _OVER)):
         with suppress(FileNotFoundError):
@@ -78,13 +78,13 @@ def forget(copy: str, job_ids: List[str]) -> None:
 
 
 def make_folder(copy: str) -> None:
-    """Make a copy one whose jobs are known."""
+    """Make the folder of a copy's guests, which says that they are all known."""
     with suppress(FileExistsError):
         os.mkdir(f"{copy}/{FOLDER}", 0o700)
 
 
 def note_all(copy: str, job_ids: List[str]) -> None:
-    """Make a copy of an older version one whose jobs are known: these may have begun in it.
+    """Note the jobs that may have begun in a copy of an older version.
 
     Raises:
         OSError: The disk cannot be written.
@@ -120,7 +120,7 @@ def _read(path: str, name: str) -> Guest:
         return Guest(_id_of(name), name.endswith(_OVER), 0, frozenset())
 
 
-class Jobs:
+class ProjectJobs:
     """The jobs of a project, looked at to learn whether they may still write into their copies.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Bring home what jobs wrote in a copy: rename it into the project's folder, and leave a link in the copy.
+"""Bring home the files that jobs wrote in a copy: rename them into the project, and leave links in the copy.
 
 While another job runs in the copy, or a sync to the project takes long, nothing moves: the project's folder gets links
 to new files, and the last job of the copy, or the next start or clean, brings them. A name that is taken in the project
@@ -19,7 +19,7 @@ from remote_tool.agent.frozen.way import Homecoming, Way, listed
 
 if TYPE_CHECKING:
     from remote_tool.agent.frozen.copies import Copy
-    from remote_tool.agent.frozen.guests import Guest, Jobs
+    from remote_tool.agent.frozen.guests import Guest, ProjectJobs
     from remote_tool.agent.frozen.moving import Copier
     from remote_tool.agent.requests import Folders
 
@@ -31,8 +31,8 @@ _PATIENCE = 60.0
 _SHORT_PATIENCE = 5.0
 
 
-def enter(copy: Copy, job_id: str, jobs: Jobs) -> None:
-    """Link what the project has by now, and record that a job begins in a copy.
+def enter(copy: Copy, job_id: str, jobs: ProjectJobs) -> None:
+    """Link the project's new files, and record that a job begins in a copy.
 
     Args:
         copy: The copy.
@@ -56,14 +56,14 @@ def enter(copy: Copy, job_id: str, jobs: Jobs) -> None:
 
 def bring(
     copy: Copy,
-    jobs: Jobs,
+    jobs: ProjectJobs,
     job_id: str = "",
     *,
     goes: bool = False,
     has_sync_lock: bool = False,
     see: Optional[See] = None,
 ) -> Homecoming:
-    """Bring home what is in a copy only; while another job or a sync runs, leave it and link it from the project.
+    """Bring home the new files of a copy; while another job or a sync runs, link to them from the project.
 
     Args:
         copy: The copy.
@@ -110,13 +110,13 @@ def bring(
 
 
 def bring_pending(folders: Folders, names: Optional[Set[str]] = None) -> None:
-    """Bring home what jobs without a supervisor have left in copies, and what waited for the last job of its copy.
+    """Bring home the files of jobs without a supervisor, and those that waited for the last job of their copy.
 
     Args:
         folders: The project's folders.
         names: Of these copies; None: of all.
     """
-    jobs = guests.Jobs(folders.jobs)
+    jobs = guests.ProjectJobs(folders.jobs)
     for copy in copies.copies_in(folders):
         if names is None or copy.name in names:
             # A file that cannot be brought stays in its copy, and the next pass tries again.
@@ -132,13 +132,13 @@ def bring_pending(folders: Folders, names: Optional[Set[str]] = None) -> None:
 def bring_whole(copy: Copy, folders: Folders, *, has_sync_lock: bool = False) -> str:
     """Bring home everything before a copy is removed that no job needs; return why that is impossible."""
     try:
-        stuck = bring(copy, guests.Jobs(folders.jobs), goes=True, has_sync_lock=has_sync_lock).stuck
+        stuck = bring(copy, guests.ProjectJobs(folders.jobs), goes=True, has_sync_lock=has_sync_lock).stuck
     except OSError as error:
         return f"{copy.name}: {error.strerror}"
     return f"{listed([name for name, _ in stuck])} in {copy.name}: {stuck[0][1]}" if stuck else ""
 
 
-def _is_pending(present: Optional[List[Guest]], jobs: Jobs) -> bool:
+def _is_pending(present: Optional[List[Guest]], jobs: ProjectJobs) -> bool:
     if present is None:
         return True
     alive = [each for each in present if not each.is_over and jobs.may_write(each.job_id)]

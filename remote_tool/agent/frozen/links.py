@@ -1,4 +1,4 @@
-"""Links in a copy to what the project has beside the sent files: data, outputs, our folder of jobs."""
+"""Links in a copy to the project's files and folders that were not sent: data, outputs, our folder of jobs."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def link_others(code: str, scripts: str, sent: Set[str], *also: str) -> List[str
     """
     linked: List[str] = []
     project, own = os.path.split(scripts)
-    for folder, has, wanted in _folders(code, project, {own, *sent}, also):
-        for name in has - wanted:
+    for folder, present, required in _folders(code, project, {own, *sent}, also):
+        for name in present - required:
             path = f"{code}/{folder}{name}"
             # A program could not create its folder in the place of a link that leads nowhere.
             if leads_to(path) == f"{project}/{folder}{name}":
                 os.unlink(path)
-        for name in wanted:
+        for name in required:
             path, target = f"{code}/{folder}{name}", f"{project}/{folder}{name}"
-            if name not in has:
+            if name not in present:
                 with suppress(FileExistsError):
                     os.symlink(target, path)
             if leads_to(path) == target:
@@ -69,10 +69,10 @@ def _folders(
         beside = set(_names(f"{project}/{folder}"))
         if not folder:
             beside.update(also)
-        wanted = {name for name in beside.difference(NEVER_LINKED) if folder + name not in sent}
+        required = {name for name in beside.difference(NEVER_LINKED) if folder + name not in sent}
         with os.scandir(f"{code}/{folder}") as entries:
             found = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-        yield folder, set(found), wanted
+        yield folder, set(found), required
         # A link to a folder of a copy would be followed into that copy.
         waiting += [
             f"{folder}{name}/"

@@ -45,7 +45,7 @@ def hold(path: str, kind: int, patience: float) -> int:
 
 
 class SyncLock:
-    """Keeps syncs away while names in the project change: rsync replaces what appears there after it has compared.
+    """Keeps syncs away while names in the project change: rsync replaces files that appear after its comparison.
 
     Attributes:
         is_free: Whether no sync is running.

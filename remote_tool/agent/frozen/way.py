@@ -24,7 +24,7 @@ _MOST_SHOWN = 3
 
 
 class Homecoming:
-    """The result of a pass.
+    """The result of bringing the files of a copy home.
 
     Attributes:
         beside: The names, in the project, of files and folders whose own name was taken.
@@ -37,13 +37,13 @@ class Homecoming:
 
     def describe(self, copy: str) -> List[str]:
         """Return sentences for the job's record; none if all came home under its own name."""
-        told = []
+        notes = []
         if self.beside:
-            told.append(f"kept beside the project's own: {listed(self.beside)}")
+            notes.append(f"kept beside the project's own: {listed(self.beside)}")
         if self.stuck:
             names, why = [name for name, _ in self.stuck], self.stuck[0][1]
-            told.append(f"still in the copy {copy} and not in the project: {listed(names)}: {why}")
-        return told
+            notes.append(f"still in the copy {copy} and not in the project: {listed(names)}: {why}")
+        return notes
 
 
 def listed(names: Sequence[str]) -> str:
@@ -113,7 +113,7 @@ class Way:
         return f"{self._copy.project}/{target}" if target else self._copy.project
 
     def bring_folder(self, path: str, target: str, *, seen: bool) -> None:
-        """Bring home what is new in a folder that stays.
+        """Bring home the new files of a folder that stays.
 
         Args:
             path: In the copy.
@@ -157,7 +157,7 @@ class Way:
         return {self._home(path), self._home(self._beside.get(path, path))}
 
     def _folder_for(self, path: str, target: str) -> str:
-        """Return where to bring what is new in a folder that was sent: it may have gone since, for a file."""
+        """Return where to bring new files of a folder that was sent: a file may have taken its place since."""
         home = self._home(target)
         if os.path.isdir(home):
             return target
@@ -274,7 +274,7 @@ class Way:
             moving.with_rights(lambda: os.symlink(self._here(path), home), os.path.dirname(home))
 
     def _link_foreign(self, path: str, target: str) -> None:
-        """Link from the project what cannot move, such as the folder of another user that a container made."""
+        """Link from the project to a path that cannot move, such as another user's folder that a container made."""
         with suppress(OSError):
             if target not in self._sent and not os.path.lexists(self._home(target)):
                 self._link_from_home(path, target)
@@ -295,7 +295,7 @@ class Way:
         """Leave a link in the place of a file or folder that has come home."""
         here = self._here(path)
         if self._stays:
-            # Without room for it, the next job gets its link.
+            # Without space for it, the next job gets its link.
             with suppress(OSError):
                 moving.put_link(self._home(target), here, self._spare)
                 return

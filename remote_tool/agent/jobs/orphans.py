@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set
 from remote_tool.agent import states
 from remote_tool.agent.jobs.stop import JobStop, StopRequest, take_turns
 from remote_tool.agent.proc import processes
-from remote_tool.agent.proc.processes import Process, Snapshot, holds, is_own
+from remote_tool.agent.proc.processes import Process, ProcessSnapshot, holds, is_own
 from remote_tool.agent.proc.subprocess import output_of
 from remote_tool.agent.requests import Folders, Request, is_list
 from remote_tool.agent.states import CachedScan
@@ -32,7 +32,7 @@ _KIBIBYTE = 1024
 _GPU_QUERY = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
 
 
-class Group(NamedTuple):
+class OrphanGroup(NamedTuple):
     """The orphans of one job.
 
     Attributes:
@@ -50,7 +50,7 @@ class Group(NamedTuple):
 
 def strays(request: Request) -> None:
     """Answer op ``strays``: list orphans and end none."""
-    groups = Search(request.folders()).groups()
+    groups = OrphanSearch(request.folders()).groups()
     gpu_memory = _gpu_memory() if groups else {}
     found = [_describe(group, process, gpu_memory) for group in groups for process in group.members]
     request.answer({"now": time.time(), "identity": processes.place(), "strays": found[:_MOST]})
@@ -64,14 +64,14 @@ def end_strays(request: Request) -> None:
     stop_request = StopRequest(request.get("signal", is_signal, "SIGTERM"), request.get("grace", is_grace, 10.0))
     if any(place.get(name) != processes.place()[name] for name in ("boot_id", "pid_namespace")):
         raise RequestError("The server has restarted since its orphans were listed", hint="job-kill --orphans again")
-    groups = [group for group in Search(folders).groups() if _is_listed(group, listed.get(group.job_id, set()))]
+    groups = [group for group in OrphanSearch(folders).groups() if _is_listed(group, listed.get(group.job_id, set()))]
     _end_all(folders, groups, stop_request)
-    left = {group.job_id: group.members for group in Search(folders).groups()}
+    left = {group.job_id: group.members for group in OrphanSearch(folders).groups()}
     jobs = [{"id": group.job_id, "left": [each.pid for each in left.get(group.job_id, [])]} for group in groups]
     request.answer({"jobs": jobs, "now": time.time()})
 
 
-class Search:
+class OrphanSearch:
     """A scan for orphans."""
 
     def __init__(self, folders: Folders) -> None:
@@ -86,7 +86,7 @@ class Search:
         self._displaced = {job_id: some for job_id, some in supervised if not self._is_in_place(job_id, some)}
         self._powerless = {each.pid for some in self._displaced.values() for each in some}
 
-    def groups(self) -> List[Group]:
+    def groups(self) -> List[OrphanGroup]:
         """Return the orphans of each job."""
         found = [self._examine(job_id, marked) for job_id, marked in sorted(self._marked().items())]
         return [group for group in found if group is not None and group.members]
@@ -122,7 +122,7 @@ class Search:
         except OSError:
             return True
 
-    def _examine(self, job_id: str, marked: List[Process]) -> Optional[Group]:
+    def _examine(self, job_id: str, marked: List[Process]) -> Optional[OrphanGroup]:
         try:
             folder = job_folder.open_job(self._jobs, job_id)
             if folder is None:
@@ -138,13 +138,13 @@ class Search:
             return None
         started = job_status.started
         command = started["command"] if started and started["place"] == self._host.place else None
-        return Group(job_id, job_status.state, self._members(job_id, path, command), path, command)
+        return OrphanGroup(job_id, job_status.state, self._members(job_id, path, command), path, command)
 
-    def _unknown(self, job_id: str, marked: List[Process]) -> Optional[Group]:
+    def _unknown(self, job_id: str, marked: List[Process]) -> Optional[OrphanGroup]:
         """Return a group for a job without a folder here, unless another project has the job."""
         if not all(self._is_of_project(self._snapshot.mark(process).project or "") for process in marked):
             return None
-        return Group(job_id, _UNKNOWN, self._members(job_id, "", None))
+        return OrphanGroup(job_id, _UNKNOWN, self._members(job_id, "", None))
 
     def _is_of_project(self, folder: str) -> bool:
         return folder == self._project or folder.startswith(self._copies)
@@ -162,19 +162,19 @@ def _read_listed(jobs: List[Any]) -> Dict[str, Set[Tuple[int, int]]]:
         raise RequestError(f"The orphans to end cannot be read: {error!r}") from error
 
 
-def _is_listed(group: Group, listed: Set[Tuple[int, int]]) -> bool:
+def _is_listed(group: OrphanGroup, listed: Set[Tuple[int, int]]) -> bool:
     """Return whether a listed process is left; processes it started since then are ended with it."""
     return any((process.pid, process.start_time) in listed for process in group.members)
 
 
-def _end_all(folders: Folders, groups: List[Group], stop_request: StopRequest) -> None:
+def _end_all(folders: Folders, groups: List[OrphanGroup], stop_request: StopRequest) -> None:
     """Signal all groups before waiting for any."""
     jobs = job_folder.open_jobs_folder(folders.jobs)
     scans = CachedScan()
     take_turns([_steps(jobs, group, stop_request, scans) for group in groups], scans)
 
 
-def _steps(jobs: Optional[int], group: Group, stop_request: StopRequest, scans: CachedScan) -> Iterator[None]:
+def _steps(jobs: Optional[int], group: OrphanGroup, stop_request: StopRequest, scans: CachedScan) -> Iterator[None]:
     if group.state in {_LOST, _UNKNOWN}:
         # Include a supervisor that works in another folder; its record then says that the job was ended.
         yield from JobStop(jobs, group.job_id, stop_request, scans).steps()
@@ -182,13 +182,13 @@ def _steps(jobs: Optional[int], group: Group, stop_request: StopRequest, scans: 
     namespace = processes.place()["pid_namespace"]
 
     def scan() -> List[Process]:
-        members = Snapshot().members(group.job_id, group.folder, command=group.command)
+        members = ProcessSnapshot().members(group.job_id, group.folder, command=group.command)
         return [process for process in members if is_own(process, namespace)]
 
     yield from end_members(scan, stop_request.signal, stop_request.grace or 0.0)
 
 
-def _describe(group: Group, process: Process, gpu_memory: Mapping[int, int]) -> Dict[str, Any]:
+def _describe(group: OrphanGroup, process: Process, gpu_memory: Mapping[int, int]) -> Dict[str, Any]:
     ticks = process.start_time / os.sysconf("SC_CLK_TCK")
     return {
         "job": group.job_id,

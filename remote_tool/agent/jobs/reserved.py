@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, Optional, Set
 
-from remote_tool.agent.leases.listing import Listing
+from remote_tool.agent.leases.listing import LeaseListing
 from remote_tool.agent.leases.report import ask_gpus
 from remote_tool.agent.leases.standing import describe_leases
 
@@ -15,8 +15,8 @@ _VISIBLE = b"CUDA_VISIBLE_DEVICES"
 
 
 def describe_reserved(jobs: List[JobRequest]) -> str:
-    """Return who has reserved GPUs that these jobs may use; empty if nobody has."""
-    with Listing() as listing:
+    """Name the users that have reserved GPUs which these jobs may use; empty if nobody has."""
+    with LeaseListing() as listing:
         leases = listing.live_leases()
     if not leases:
         return ""

@@ -77,7 +77,7 @@ class Call(NamedTuple):
 
     @property
     def locks(self) -> set[int]:
-        """Descriptors whose locks are held until the job has its folder."""
+        """Descriptors of the locks to hold until the job has its folder."""
         return {self.jobs, self.copies} - {-1}
 
 
@@ -88,16 +88,16 @@ def start(request: Request) -> None:
     else for one job. It is never false when the same jobs were requested before.
     """
     again = request.get("again", is_flag, default=False)
-    spent = request.get("clean", is_list, default=[])
-    request.said_with_errors["begun"] = again
+    to_clean = request.get("clean", is_list, default=[])
+    request.fields_of_errors["begun"] = again
     try:
         call, job_requests = _read_call(request, again=again)
     except OSError as error:
         raise RequestError(job_folder.explain(str(error.filename or "The folder of the jobs"), error)) from error
-    request.said_with_errors["begun"] = True
+    request.fields_of_errors["begun"] = True
     answers, are_starting = _start_all(call, job_requests)
     answer = {"jobs": answers, "folder_id": job_folder.make_folder_id(call.jobs), "now": time.time()}
-    if spent:
+    if to_clean:
         from remote_tool.agent.cleaning import clean  # noqa: PLC0415 - few starts have something to remove
 
         # A job that is still being started has no folder yet that would keep its copy.
@@ -106,13 +106,13 @@ def start(request: Request) -> None:
     reserved = _describe_reserved(job_requests)
     if reserved:
         answer["reserved"] = reserved
-    request.answer({**answer, **_low_room(request, call.folders)})
+    request.answer({**answer, **_low_space(request, call.folders)})
     if _has_other_versions(call.folders):
         leftovers.remove_old_versions(call.folders.scripts)
 
 
 def _describe_reserved(jobs: List[JobRequest]) -> str:
-    """Return who has reserved GPUs that jobs may use which reserve none; empty if nobody has."""
+    """Warn when jobs that reserve no GPU may use GPUs that others have reserved."""
     if all(job.spec["gpu_count"] for job in jobs) or not have_leases():
         return ""
     # They have started: nothing may fail now.
@@ -123,7 +123,7 @@ def _describe_reserved(jobs: List[JobRequest]) -> str:
     return ""
 
 
-def _low_room(request: Request, folders: Folders) -> Dict[str, int]:
+def _low_space(request: Request, folders: Folders) -> Dict[str, int]:
     """Return the free space when below the threshold that the client gave."""
     least = request.get("min_free", limits.is_min_free, default=[0, 0])
     free, total = limits.room_of(folders.project)
@@ -265,7 +265,7 @@ def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
         plan = _plan(call, job)
         for lock in call.locks:
             os.close(lock)
-        # The client may have gone; the job continues.
+        # The client may have disconnected; the job continues.
         with suppress(BrokenPipeError):
             os.write(writer, _ALREADY if plan is None else _MADE)
         if plan is not None:

@@ -44,19 +44,19 @@ def status(request: Request) -> None:
     bad: List[Dict[str, Any]] = []
     size = 0
     for name in names:
-        told: Dict[str, Any] = {"name": _printable(name)}
+        answer: Dict[str, Any] = {"name": _printable(name)}
         try:
-            told = _describe(jobs, name, host, tail=name in known)
-            answers.append(told)
+            answer = _describe(jobs, name, host, tail=name in known)
+            answers.append(answer)
         except RecordError as error:
-            bad.append({**told, "why": str(error)})
+            bad.append({**answer, "why": str(error)})
         except OSError as error:
             # This says nothing about the job: the next scan may find it unchanged.
-            bad.append({**told, "why": str(error.strerror), "errno": error.errno})
-        size += len(strict_json.encode(told))
+            bad.append({**answer, "why": str(error.strerror), "errno": error.errno})
+        size += len(strict_json.encode(answer))
         if size > _ANSWER_LIMIT:
             break
-    gone = [name for name in known if is_job_id(name) and (jobs is None or not job_folder.exists(jobs, name))]
+    missing = [name for name in known if is_job_id(name) and (jobs is None or not job_folder.exists(jobs, name))]
     request.answer(
         {
             "now": host.now,
@@ -64,8 +64,8 @@ def status(request: Request) -> None:
             "folder_id": job_folder.read_folder_id(jobs),
             "jobs": answers,
             "bad": bad,
-            "left": _left_of(gone, host),
-            "removed": _removed_of(jobs, gone),
+            "left": _processes_left_of(missing, host),
+            "removed": _removed_of(jobs, missing),
             **unsure,
             "more": size > _ANSWER_LIMIT,
         }
@@ -98,17 +98,17 @@ def _leave_out_ended(
     return [name for name in names if name not in left_out], {"unsure": unsure, "buckets": sorted(buckets)}
 
 
-def _removed_of(jobs: Optional[int], gone: List[str]) -> List[Dict[str, Any]]:
-    """Return how the jobs ended whose folders were cleaned."""
-    if jobs is None or not gone:
+def _removed_of(jobs: Optional[int], missing: List[str]) -> List[Dict[str, Any]]:
+    """Return how removed jobs ended."""
+    if jobs is None or not missing:
         return []
     known = removed_jobs.recall(jobs)
-    return [known[name].as_answer() for name in gone if name in known]
+    return [known[name].as_answer() for name in missing if name in known]
 
 
-def _left_of(gone: List[str], host: HostSnapshot) -> List[Dict[str, Any]]:
+def _processes_left_of(missing: List[str], host: HostSnapshot) -> List[Dict[str, Any]]:
     """Return the number of living processes of each job without a folder here."""
-    counts = {name: len(host.snapshot.members(name, "")) for name in gone}
+    counts = {name: len(host.snapshot.members(name, "")) for name in missing}
     return [{"id": name, "count": count} for name, count in counts.items() if count]
 
 

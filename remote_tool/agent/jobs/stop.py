@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optiona
 
 from remote_tool.agent import states
 from remote_tool.agent.proc import processes
-from remote_tool.agent.proc.processes import Process, Snapshot, find_alive, holds, is_own
+from remote_tool.agent.proc.processes import Process, ProcessSnapshot, find_alive, holds, is_own
 from remote_tool.agent.requests import Request, is_list
 from remote_tool.agent.states import CachedScan
 from remote_tool.agent.supervisor.missing_folder import end_supervisors, supervisors_by_job
@@ -60,13 +60,13 @@ def stop(request: Request) -> None:
     request.answer({"jobs": [job.answer for job in stops], "now": time.time()})
 
 
-def take_turns(going: List[Iterator[None]], scans: CachedScan) -> None:
+def take_turns(stops: List[Iterator[None]], scans: CachedScan) -> None:
     """Advance each generator in turn until all have ended."""
     pause = 0.02
-    while going:
+    while stops:
         scans.forget()
-        going = [steps for steps in going if next(steps, _DONE) is not _DONE]
-        time.sleep(pause if going else 0.0)
+        stops = [steps for steps in stops if next(steps, _DONE) is not _DONE]
+        time.sleep(pause if stops else 0.0)
         pause = min(pause * 1.3, 0.2)
 
 
@@ -145,7 +145,7 @@ class JobStop:
         return job_status
 
     def _load_inside(self, job_status: JobStatus) -> None:
-        """Load access to processes behind the launch command of a job whose supervisor has gone."""
+        """Load access to processes behind the launch command of a job without a supervisor."""
         if job_status.state == "lost" and job_folder.exists(self._folder, ENTRY):
             from remote_tool.agent.activation import without_foreign_variables  # noqa: PLC0415 - few jobs begin behind a launch command
             from remote_tool.agent.wrapper.container import load_inside  # noqa: PLC0415
@@ -178,7 +178,7 @@ class JobStop:
             yield
 
     def _find_unrecorded(self) -> List[Process]:
-        """Return the supervisor of a job that waits, when a full disk has no room for the file that names it."""
+        """Return the supervisor of a job that waits, when a full disk has no space for the file that names it."""
         host = self._scans.scan()
         found = supervisors_by_job(host.snapshot).get(self._job_id, [])
         own = (process for process in found if is_own(process, host.place["pid_namespace"]))
@@ -202,7 +202,7 @@ class JobStop:
         return True
 
     def _end_members(self, job_status: JobStatus, supervisors: List[Process]) -> Iterator[None]:
-        """Do the work of a supervisor that has gone."""
+        """Do the work of a supervisor that has died."""
         yield from self._end_all(supervisors, self._grace(job_status))
         if job_status.ended is None:
             self._record(len(job_status.members))
@@ -230,7 +230,7 @@ class JobStop:
         return [process for process in supervisors if find_alive(process.as_record())]
 
     def _members(self) -> List[Process]:
-        snapshot = Snapshot()
+        snapshot = ProcessSnapshot()
         if self._folder >= 0:
             return snapshot.members(self._job_id, job_folder.path_of(self._folder), command=self._command)
         namespace = processes.place()["pid_namespace"]

@@ -12,14 +12,14 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from remote_tool.agent.launch.cause import FAILED, KILLED, Cause, Membership, read_cause, silence_of
 from remote_tool.agent.launch.heartbeat import (
     FAREWELL_SECONDS,
-    GONE_SECONDS,
     JOIN_SECONDS,
+    RECONNECT_SECONDS,
     TICK_SECONDS,
     UNKNOWN_SECONDS,
     Watch,
     is_lost,
 )
-from remote_tool.agent.launch.wire import PeerClosed, Session, Unreachable
+from remote_tool.agent.launch.wire import PeerClosed, PeerSession, Unreachable
 from remote_tool.protocol import rank_errors
 from remote_tool.protocol.job_folder import allow_open_files
 
@@ -34,13 +34,13 @@ _NODES_PER_SECOND = 20000
 _OTHER_FILES = 32
 
 
-class _Node:
+class _OtherNode:
     """The first node's view of another node."""
 
     def __init__(self) -> None:
-        self.session: Optional[Session] = None
-        self.heard = time.monotonic()
-        self.gone_since: Optional[float] = None
+        self.session: Optional[PeerSession] = None
+        self.last_message_at = time.monotonic()
+        self.closed_at: Optional[float] = None
         self.has_joined = False
         self.is_done = False
         self.has_answered = False
@@ -57,7 +57,7 @@ class _Node:
         """Close the connection."""
         self.drop()
         if not isinstance(error, Unreachable):
-            self.gone_since = time.monotonic()
+            self.closed_at = time.monotonic()
 
     def drop(self) -> None:
         if self.session is not None:
@@ -68,12 +68,16 @@ class _Node:
         if self.is_done:
             return False
         if not self.has_joined:
-            return now - self.heard > JOIN_SECONDS
-        return is_lost(now, self.heard, self.gone_since, lost_after)
+            return now - self.last_message_at > JOIN_SECONDS
+        return is_lost(now, self.last_message_at, self.closed_at, lost_after)
 
     def may_have_ended(self, now: float) -> bool:
         """Return whether the node's end may have caused other failures, although it is not lost yet."""
-        return self.has_joined and not self.is_done and (self.gone_since is not None or now - self.heard > GONE_SECONDS)
+        return (
+            self.has_joined
+            and not self.is_done
+            and (self.closed_at is not None or now - self.last_message_at > RECONNECT_SECONDS)
+        )
 
     def may_come_back(self, now: float, lost_after: float) -> bool:
         """Return whether the node may reconnect, and does not know yet why the launch ends."""
@@ -81,13 +85,13 @@ class _Node:
         return is_away and not self.is_lost(now, lost_after)
 
 
-class FirstNode(Watch):
+class FirstNodeWatch(Watch):
     """The first node: receives all reports and decides."""
 
     def __init__(self, membership: Membership, folder: int) -> None:
         super().__init__(membership, folder)
-        self._nodes = {rank: _Node() for rank in range(1, len(membership.servers))}
-        self._unknown: List[Tuple[float, Session]] = []
+        self._nodes = {rank: _OtherNode() for rank in range(1, len(membership.servers))}
+        self._unknown: List[Tuple[float, PeerSession]] = []
         # With the time of the event, computed from its age on arrival.
         self._suspects: List[Tuple[float, Cause]] = []
         self._asked_until: Optional[float] = None
@@ -122,7 +126,7 @@ class FirstNode(Watch):
             return not any(node.may_come_back(now, lost_after) for node in self._nodes.values())
         return all(node.is_done for node in self._nodes.values())
 
-    def _sessions(self) -> List[Session]:
+    def _sessions(self) -> List[PeerSession]:
         known = [node.session for node in self._nodes.values() if node.session is not None]
         return known + [session for _, session in self._unknown]
 
@@ -137,7 +141,7 @@ class FirstNode(Watch):
                     time.sleep(TICK_SECONDS)
                 return
             with suppress(PeerClosed):
-                self._unknown.append((time.monotonic(), Session(connection, self._membership.secret, 0)))
+                self._unknown.append((time.monotonic(), PeerSession(connection, self._membership.secret, 0)))
 
     def _drop_unknown(self) -> None:
         """Close unauthenticated connections that timed out, and the oldest ones beyond the limit."""
@@ -162,7 +166,7 @@ class FirstNode(Watch):
             for message in messages:
                 self._take(rank, node, message)
 
-    def _authenticate(self, peer: Tuple[float, Session]) -> None:
+    def _authenticate(self, peer: Tuple[float, PeerSession]) -> None:
         session = peer[1]
         try:
             messages = session.receive()
@@ -178,7 +182,7 @@ class FirstNode(Watch):
             session.close()
             return
         node.drop()
-        node.session, node.gone_since, node.has_joined = session, None, True
+        node.session, node.closed_at, node.has_joined = session, None, True
         # A signed line confirms the connection: only then does the node count itself as joined.
         node.send({"beat": True})
         for message in messages:
@@ -186,8 +190,8 @@ class FirstNode(Watch):
         if self.verdict is not None:
             node.send({"stop": self.verdict.as_message()})
 
-    def _take(self, rank: int, node: _Node, message: Dict[str, Any]) -> None:
-        node.heard = time.monotonic()
+    def _take(self, rank: int, node: _OtherNode, message: Dict[str, Any]) -> None:
+        node.last_message_at = time.monotonic()
         node.has_answered = node.has_answered or "evidence" in message
         cause = read_cause(message.get("failed") or message.get("evidence"), len(self._membership.servers))
         if cause is not None and cause.rank == rank:
@@ -209,7 +213,7 @@ class FirstNode(Watch):
         now = time.monotonic()
         for rank, node in self._nodes.items():
             if node.is_lost(now, self._membership.lost_after):
-                self._suspect(silence_of(rank, now - node.heard, has_joined=node.has_joined))
+                self._suspect(silence_of(rank, now - node.last_message_at, has_joined=node.has_joined))
         if self._suspects:
             self._weigh(now)
 
@@ -227,7 +231,7 @@ class FirstNode(Watch):
             return
         for rank, node in self._nodes.items():
             if node.may_have_ended(now):
-                self._suspect(silence_of(rank, now - node.heard, has_joined=True))
+                self._suspect(silence_of(rank, now - node.last_message_at, has_joined=True))
         own = self._own_evidence()
         if own is not None:
             self._suspect(own)
@@ -242,7 +246,7 @@ class FirstNode(Watch):
 
 
 def _is_consequence(cause: Cause) -> bool:
-    """Return whether a rank failed because its peer was gone."""
+    """Return whether a rank failed because its peer had ended."""
     return cause.kind == FAILED and rank_errors.is_consequence(cause.what)
 
 

@@ -1,4 +1,4 @@
-"""Supervisors of a launch monitor each other, so that no node keeps training after another is gone.
+"""Supervisors of a launch monitor each other, so that no node keeps training after another has ended.
 
 The first node's supervisor listens on the rendezvous address; the others connect to it and send a heartbeat every
 second. When a node fails, is killed or is lost, the first node collects what the others saw, decides which event came
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, List, Optional, Set, Union
 from remote_tool.agent.launch.cause import FAILED, Cause, Membership, find_rank_error
 
 if TYPE_CHECKING:
-    from remote_tool.agent.launch.wire import Session
+    from remote_tool.agent.launch.wire import PeerSession
 
 BEAT_SECONDS = 1.0
 # A node whose connection was closed has this long to reconnect. Including the grace period of a cause, the other nodes
 # stop within 15 seconds.
-GONE_SECONDS = 8.0
+RECONNECT_SECONDS = 8.0
 # All nodes are started at once, but logging in to one of them may be slow.
 JOIN_SECONDS = 60.0
 TICK_SECONDS = 0.25
@@ -97,18 +97,18 @@ class Watch(threading.Thread):
             os.kill(os.getpid(), signal.SIGUSR1)
 
     def _own_evidence(self) -> Optional[Cause]:
-        """Return what happened on this node, if anything: a rank's own error precedes the end of the command."""
+        """Return the failure of this node, if any: a rank's own error precedes the end of the command."""
         has_failed = self._reported is not None and self._reported.kind == FAILED
         rank_error = find_rank_error(self._folder, self._membership, has_ended=has_failed)
         if self._reported is None or (rank_error and has_failed):
             return rank_error
         return self._reported._replace(age=time.monotonic() - self._reported_at)
 
-    def _wait(self, sessions: List[Session], *others: socket.socket, seconds: float = TICK_SECONDS) -> Set[Any]:
+    def _wait(self, sessions: List[PeerSession], *others: socket.socket, seconds: float = TICK_SECONDS) -> Set[Any]:
         """Wait until a session is readable, or a blocked one is writable."""
         # select() takes no descriptor above 1023.
         poll = select.poll()
-        sources: List[Union[Session, socket.socket]] = [self._woken, *others, *sessions]
+        sources: List[Union[PeerSession, socket.socket]] = [self._woken, *others, *sessions]
         waiting = {each.fileno(): each for each in sources}
         for number in waiting:
             poll.register(number, select.POLLIN)
@@ -128,6 +128,7 @@ class Watch(threading.Thread):
         return True
 
 
-def is_lost(now: float, heard: float, gone_since: Optional[float], lost_after: float) -> bool:
+def is_lost(now: float, last_message_at: float, closed_at: Optional[float], lost_after: float) -> bool:
     """Return whether a joined node is lost: silent for too long, or disconnected without reconnecting."""
-    return now - heard > lost_after or (gone_since is not None and now - gone_since > GONE_SECONDS)
+    is_silent = now - last_message_at > lost_after
+    return is_silent or (closed_at is not None and now - closed_at > RECONNECT_SECONDS)

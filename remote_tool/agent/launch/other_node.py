@@ -18,7 +18,7 @@ from remote_tool.agent.launch.heartbeat import (
     Watch,
     is_lost,
 )
-from remote_tool.agent.launch.wire import PeerClosed, Session, Unreachable
+from remote_tool.agent.launch.wire import PeerClosed, PeerSession, Unreachable
 
 _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
@@ -27,14 +27,14 @@ _JOIN_SECONDS = 2.0
 _JOIN_RETRY_SECONDS = 0.05
 
 
-class OtherNode(Watch):
+class OtherNodeWatch(Watch):
     """Every other node: reports to the first node and follows its decisions."""
 
     def __init__(self, membership: Membership, folder: int) -> None:
         super().__init__(membership, folder)
-        self._session: Optional[Session] = None
-        self._heard = time.monotonic()
-        self._gone_since: Optional[float] = None
+        self._session: Optional[PeerSession] = None
+        self._last_message_at = time.monotonic()
+        self._closed_at: Optional[float] = None
         self._has_joined = False
         self._joined = threading.Event()
         self._joins_until = time.monotonic() + _JOIN_SECONDS
@@ -78,8 +78,8 @@ class OtherNode(Watch):
         self._drop()
 
     def _note_closed(self) -> None:
-        if self._gone_since is None:
-            self._gone_since = time.monotonic()
+        if self._closed_at is None:
+            self._closed_at = time.monotonic()
 
     def _drop(self) -> None:
         if self._session is not None:
@@ -105,7 +105,7 @@ class OtherNode(Watch):
         except OSError:
             return
         with suppress(PeerClosed):
-            self._session = Session(connection, self._membership.secret, self._membership.rank)
+            self._session = PeerSession(connection, self._membership.secret, self._membership.rank)
             self._tried_at = now
             self._session.send({"beat": True})
 
@@ -120,17 +120,17 @@ class OtherNode(Watch):
             self._has_joined = True
             self._joined.set()
         if session.is_known:
-            self._gone_since = None
+            self._closed_at = None
         if not session.is_known and time.monotonic() - self._tried_at > UNKNOWN_SECONDS:
             raise Unreachable("it has not answered")
         for message in messages:
-            self._heard = time.monotonic()
+            self._last_message_at = time.monotonic()
             self._take(session, message)
         if self._is_time_to_beat():
             session.send({"beat": True})
         self._report_state(session)
 
-    def _take(self, session: Session, message: Dict[str, Any]) -> None:
+    def _take(self, session: PeerSession, message: Dict[str, Any]) -> None:
         if "ask" in message:
             evidence = self._own_evidence()
             session.send({"evidence": evidence.as_message() if evidence else {}})
@@ -141,7 +141,7 @@ class OtherNode(Watch):
         if "bye" in message:
             self._is_free = True
 
-    def _report_state(self, session: Session) -> None:
+    def _report_state(self, session: PeerSession) -> None:
         """Report this node's state, once per connection."""
         if self._reported is not None and self._reported_as is None:
             self._reported_as = "failed"
@@ -154,8 +154,8 @@ class OtherNode(Watch):
     def _judge(self) -> None:
         now = time.monotonic()
         if not self._has_joined:
-            has_lost = now - self._heard > JOIN_SECONDS
+            has_lost = now - self._last_message_at > JOIN_SECONDS
         else:
-            has_lost = is_lost(now, self._heard, self._gone_since, self._membership.lost_after)
+            has_lost = is_lost(now, self._last_message_at, self._closed_at, self._membership.lost_after)
         if has_lost:
-            self._decide(silence_of(0, now - self._heard, has_joined=self._has_joined))
+            self._decide(silence_of(0, now - self._last_message_at, has_joined=self._has_joined))

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Iterator, List, Optional, Set, Tuple
 
-from remote_tool.agent.proc.processes import Process, Snapshot
+from remote_tool.agent.proc.processes import Process, ProcessSnapshot
 from remote_tool.agent.proc.sockets import TcpSocket, socket_inodes, tcp_sockets
 
 # Closed connections are seen as well: the kernel keeps them for 60 seconds.
@@ -97,7 +97,7 @@ class RendezvousCheck:
 
     def _find_members(self) -> List[int]:
         """Return the processes with a rendezvous in their environment: ranks and their children, but not torchrun."""
-        snapshot, this, members = Snapshot(), os.getpid(), []
+        snapshot, this, members = ProcessSnapshot(), os.getpid(), []
         network = os.readlink("/proc/self/ns/net")
         for process in snapshot.processes.values():
             is_below = process.pid != this and any(each.pid == this for each in snapshot.lineage(process))

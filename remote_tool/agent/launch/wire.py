@@ -32,11 +32,11 @@ class Unreachable(PeerClosed):
     """The connection timed out; the peer may still be alive."""
 
 
-def _gone(error: OSError) -> PeerClosed:
+def _closed(error: OSError) -> PeerClosed:
     return (Unreachable if error.errno in _UNREACHABLE else PeerClosed)(str(error.strerror))
 
 
-class Wire:
+class LineSocket:
     """Lines over a socket in both directions, without blocking."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -57,21 +57,21 @@ class Wire:
         return bool(self._unsent)
 
     def send(self, line: bytes) -> None:
-        """Send a line, now or when there is room; PeerClosed when the peer has gone."""
+        """Send a line, now or when the kernel takes it; PeerClosed when the peer has closed."""
         self._unsent += line + b"\n"
         if len(self._unsent) > _BUFFER_LIMIT:
             raise Unreachable("it takes nothing")
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as there is room for."""
+        """Send as much as the kernel takes."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._connection.send(self._unsent) :]
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            raise _gone(error) from error
+            raise _closed(error) from error
 
     def receive(self) -> List[bytes]:
         """Return the complete lines; PeerClosed at the end."""
@@ -80,7 +80,7 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return []
         except OSError as error:
-            raise _gone(error) from error
+            raise _closed(error) from error
         if not data:
             raise PeerClosed("it closed the connection")
         *lines, self._received = (self._received + data).split(b"\n")
@@ -92,7 +92,7 @@ class Wire:
         self._connection.close()
 
 
-class Session:
+class PeerSession:
     """Signed messages over a wire.
 
     Attributes:
@@ -110,7 +110,7 @@ class Session:
         """
         self.rank = -1
         self.is_known = False
-        self._wire = Wire(connection)
+        self._wire = LineSocket(connection)
         self._secret = secret
         self._rank = rank
         self._nonce = os.urandom(16).hex()
@@ -128,7 +128,7 @@ class Session:
         return self._wire.has_unsent
 
     def flush(self) -> None:
-        """Send as much as there is room for; PeerClosed when the peer has gone."""
+        """Send as much as the kernel takes; PeerClosed when the peer has closed."""
         self._wire.flush()
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Session:
         self._wire.close()
 
     def send(self, message: Dict[str, Any]) -> None:
-        """Send a message once the peer has introduced itself; PeerClosed when it has gone."""
+        """Send a message once the peer has introduced itself; PeerClosed when it has closed."""
         if self._key is None:
             self._waiting.append(message)
             return
@@ -145,7 +145,7 @@ class Session:
         self._sent += 1
 
     def receive(self) -> List[Dict[str, Any]]:
-        """Return the received messages; PeerClosed when the peer has gone or cannot sign."""
+        """Return the received messages; PeerClosed when the peer has closed or cannot sign."""
         messages = []
         for line in self._wire.receive():
             if self._key is None:

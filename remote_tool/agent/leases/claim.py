@@ -20,7 +20,7 @@ from remote_tool.agent.leases.listing import (
     HELD,
     LEASE,
     Lease,
-    Listing,
+    LeaseListing,
     Ticket,
     lease_as_json,
     name_ticket,
@@ -104,7 +104,7 @@ class Claim:
             self._folder, self._pipe = folder, pipe
         self._publish()
 
-    def find_rivals(self, listing: Listing) -> List[Lease]:
+    def find_rivals(self, listing: LeaseListing) -> List[Lease]:
         """Return the leases, in a listing made after this one was published, that are kept in its place."""
         if self._is_late:
             return [self.lease]
@@ -116,7 +116,7 @@ class Claim:
         others = [lease for lease in live if (lease.uid, lease.job_id) in self._present]
         return [lease for lease in others if lease.key < self.lease.key and mine.intersection(lease.gpus)]
 
-    def find_undecided(self, listing: Listing) -> Tuple[Optional[Tuple[int, str]], int]:
+    def find_undecided(self, listing: LeaseListing) -> Tuple[Optional[Tuple[int, str]], int]:
         """Return a process that is about to publish a lease which may be older, and for how long this has waited."""
         waited = now_stamp() - self._listed_at
         own = self.lease.uid, self.lease.job_id

@@ -100,7 +100,7 @@ def is_held(folder: int, name: str, owner: int) -> bool:
 
 
 def find_removed(path: str, endings: Tuple[str, ...]) -> bool:
-    """Return whether another process of this user has a pipe open whose name in this folder was removed.
+    """Return whether another process of this user holds a pipe without a name, removed from this folder.
 
     Args:
         path: The folder.

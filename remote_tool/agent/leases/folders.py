@@ -60,7 +60,7 @@ def base() -> str:
 
 
 def have_leases() -> bool:
-    """Return whether somebody on this machine has had leases; it does not load what reads them."""
+    """Return whether somebody on this machine has had leases, without loading the modules that read them."""
     with suppress(OSError):
         return any(name.startswith(_PREFIX) for name in os.listdir(base()))
     return False
@@ -143,7 +143,7 @@ def name_of(uid: int) -> str:
 
 
 def open_all(only: Optional[int] = None) -> List[FolderOfUser]:
-    """Open the folders of all users, or of one, whose name and owner agree."""
+    """Open the folders of all users, or of one, where name and owner agree."""
     found: List[FolderOfUser] = []
     try:
         device = os.stat(base()).st_dev

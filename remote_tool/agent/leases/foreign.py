@@ -12,7 +12,7 @@ from remote_tool.agent.machine.gpu_use import Program, parse_process
 from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, SILENCE, parse_gpu
 
 if TYPE_CHECKING:
-    from remote_tool.agent.machine.gpu_use import GpuProcess
+    from remote_tool.agent.machine.gpu_use import ProcessOnGpu
 
 # Memory in MiB that an idle GPU may have in use, and use in percent.
 _IDLE_MEMORY = 512
@@ -23,7 +23,7 @@ _SHOWN_PROCESSES = 3
 NO_ANSWER = "nvidia-smi does not answer"
 
 
-class GpuAnswer(NamedTuple):
+class NvidiaSmiAnswer(NamedTuple):
     """One answer of nvidia-smi.
 
     Attributes:
@@ -36,14 +36,14 @@ class GpuAnswer(NamedTuple):
     """
 
     gpus: List[Dict[str, Any]]
-    processes: List[GpuProcess]
+    processes: List[ProcessOnGpu]
     problem: str = ""
     leased: FrozenSet[str] = frozenset()
     asked: int = 0
     is_kept: bool = False
 
 
-class Said(NamedTuple):
+class NvidiaSmiOutput(NamedTuple):
     """Output of nvidia-smi.
 
     Attributes:
@@ -58,19 +58,19 @@ class Said(NamedTuple):
     failure: str = ""
     problem: str = ""
 
-    def parse(self) -> GpuAnswer:
+    def parse(self) -> NvidiaSmiAnswer:
         """Return the answer, with the users and jobs of processes as they are known now."""
         if self.problem:
-            return GpuAnswer([], [], self.problem)
+            return NvidiaSmiAnswer([], [], self.problem)
         known = {line: parse_gpu(line) for line in self.gpus}
         users = {line: parse_process(line) for line in self.processes}
-        # A program that failed has not said that there are none.
+        # The empty answer of a program that failed does not mean that there are none.
         strange = [line for found in (known, users) for line, each in found.items() if each is None]
         problem = strange[0] if strange else self.failure or ("" if known else "no answer")
         if problem:
-            return GpuAnswer([], [], f"nvidia-smi: {problem}")
+            return NvidiaSmiAnswer([], [], f"nvidia-smi: {problem}")
         of_gpus = sorted((gpu for gpu in known.values() if gpu is not None), key=_index)
-        return GpuAnswer(of_gpus, [each for each in users.values() if each is not None])
+        return NvidiaSmiAnswer(of_gpus, [each for each in users.values() if each is not None])
 
 
 class GpuQuestion:
@@ -89,7 +89,7 @@ class GpuQuestion:
 
     @property
     def descriptors(self) -> List[int]:
-        """Return what to wait for."""
+        """Return the descriptors to wait for."""
         return [program.output for program in self._programs if not program.has_ended]
 
     @property
@@ -121,28 +121,28 @@ class GpuQuestion:
         self._asked_at = time.monotonic()
         return ""
 
-    def take(self) -> Optional[GpuAnswer]:
+    def take(self) -> Optional[NvidiaSmiAnswer]:
         """Return the answer once it is complete; None before."""
-        said = self.take_lines()
-        return None if said is None else said.parse()
+        output = self.take_lines()
+        return None if output is None else output.parse()
 
-    def take_lines(self) -> Optional[Said]:
-        """Return what was printed once it is complete; None before."""
+    def take_lines(self) -> Optional[NvidiaSmiOutput]:
+        """Return the output once it is complete; None before."""
         for program, lines in zip(self._programs, self._lines):  # noqa: B905 - newer than Python 3.8
             if not program.has_ended:
                 lines.extend(program.read())
         is_silent = self.seconds <= 0
         if not is_silent and not all(program.has_ended for program in self._programs):
             return None
-        programs, said = self._programs, self._lines
+        programs, of_programs = self._programs, self._lines
         self.close()
         if is_silent:
-            return Said([], [], problem=NO_ANSWER)
-        gpus, processes = said
-        return Said(gpus, processes, next((program.failure for program in programs if program.failure), ""))
+            return NvidiaSmiOutput([], [], problem=NO_ANSWER)
+        gpus, processes = of_programs
+        return NvidiaSmiOutput(gpus, processes, next((program.failure for program in programs if program.failure), ""))
 
     def close(self) -> None:
-        """End what was started."""
+        """End the programs that were started."""
         for program in self._programs:
             program.end()
             if not program.has_ended and not _has_ended(program.pid):
@@ -187,18 +187,18 @@ class ForeignUse:
         self._were_leased: Set[str] = set()
 
     def forget(self, uuids: Iterable[str]) -> None:
-        """Forget GPUs that are leased: whoever uses them may."""
+        """Forget GPUs that are leased: their users may use them."""
         for uuid in uuids:
             self._were_leased.add(uuid)
             self._idle_since.pop(uuid, None)
             self._loaded_since.pop(uuid, None)
             self._why.pop(uuid, None)
 
-    def update(self, answer: GpuAnswer, judged: Iterable[str], suspects: Iterable[str]) -> None:
+    def update(self, answer: NvidiaSmiAnswer, judged: Iterable[str], suspects: Iterable[str]) -> None:
         """Take an answer.
 
         Args:
-            answer: What nvidia-smi said.
+            answer: Of nvidia-smi.
             judged: The GPUs that nobody had leased when it was asked.
             suspects: Those whose last holder died without giving them back.
         """
@@ -217,7 +217,9 @@ class ForeignUse:
                 self._were_leased.discard(uuid)
             elif uuid in self._loaded_since:
                 continue
-            elif uuid in self._idle_since or uuid in doubtful or (_unsaid(gpu) and uuid not in self._were_leased):
+            elif (
+                uuid in self._idle_since or uuid in doubtful or (_unknown_number(gpu) and uuid not in self._were_leased)
+            ):
                 since = self._idle_since.get(uuid)
                 self._idle_since[uuid] = now if since is None else since
 
@@ -246,8 +248,8 @@ class ForeignUse:
             uuid = gpu["uuid"]
             if self._why.get(uuid):
                 notes.append(f"GPU {gpu['index']} {self._why[uuid]}")
-            elif not self.is_free(uuid) and _unsaid(gpu):
-                why = f"nvidia-smi does not tell its {_unsaid(gpu)}"
+            elif not self.is_free(uuid) and _unknown_number(gpu):
+                why = f"nvidia-smi does not tell its {_unknown_number(gpu)}"
                 notes.append(f"GPU {gpu['index']} must be idle for {self._idle_after:g} s: {why}")
             elif not self.is_free(uuid):
                 notes.append(f"GPU {gpu['index']} was in use, and must be idle for {self._idle_after:g} s")
@@ -257,7 +259,7 @@ class ForeignUse:
         since = self._idle_since.get(uuid)
         return 0.0 if since is None else time.monotonic() - since
 
-    def _find_use(self, gpu: Dict[str, Any], answer: GpuAnswer, now: float) -> str:
+    def _find_use(self, gpu: Dict[str, Any], answer: NvidiaSmiAnswer, now: float) -> str:
         uuid = gpu["uuid"]
         users = [each for each in answer.processes if each.uuid == uuid]
         load, used = gpu["load"] or 0, gpu["used"] or 0
@@ -275,8 +277,8 @@ class ForeignUse:
         return ""
 
 
-def _unsaid(gpu: Dict[str, Any]) -> str:
-    """Return which of the two numbers that show a use a GPU does not tell; the other one has to show more."""
+def _unknown_number(gpu: Dict[str, Any]) -> str:
+    """Return the number, load or memory, that a GPU does not report; the other one has to show its use."""
     return "load" if gpu["load"] is None else "memory" if gpu["used"] is None else ""
 
 

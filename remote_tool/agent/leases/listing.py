@@ -31,7 +31,7 @@ class Ticket(NamedTuple):
         uid: Its owner.
         priority: Higher is earlier.
         since: Nanoseconds since the boot.
-        gpus: How many are wanted.
+        gpus: How many the job needs.
         job_id: The job.
     """
 
@@ -44,7 +44,7 @@ class Ticket(NamedTuple):
 
     @property
     def key(self) -> Tuple[str, int]:
-        """Return what tickets are sorted by."""
+        """Return the sort key."""
         return self.name, self.uid
 
 
@@ -71,19 +71,19 @@ class Lease(NamedTuple):
 
     @property
     def key(self) -> Tuple[int, int, str]:
-        """Return what decides between two leases of a GPU: the lower one is kept."""
+        """Return the key that decides between two leases of a GPU: the lower one is kept."""
         return self.stamp, self.uid, self.job_id
 
 
 class Ignored(NamedTuple):
-    """A file of another user that is not what its name says."""
+    """A file of another user that does not fit its name."""
 
     uid: int
     name: str
     why: str
 
 
-class Listing:
+class LeaseListing:
     """One look at the folders of all users; to be closed.
 
     Attributes:
@@ -120,7 +120,7 @@ class Listing:
             os.close(folder)
         self._folders = {}
 
-    def __enter__(self) -> Listing:  # noqa: PYI034 - Self is newer than Python 3.8
+    def __enter__(self) -> LeaseListing:  # noqa: PYI034 - Self is newer than Python 3.8
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,7 +142,7 @@ class Listing:
         return folder is not None and fifo.is_held(folder, ticket.name, ticket.uid)
 
     def live_leases(self) -> List[Lease]:
-        """Return the leases whose holders are alive."""
+        """Return the leases of living holders."""
         return [lease for lease in self.leases if lease.is_alive]
 
     def _read(self, folder: folders.FolderOfUser) -> None:
@@ -211,7 +211,7 @@ def lease_as_json(lease: Lease) -> bytes:
 
 
 def boot_id() -> str:
-    """Return what distinguishes this boot from all others."""
+    """Return the id of this boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
         return stream.read().strip()
 

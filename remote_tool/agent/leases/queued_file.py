@@ -1,4 +1,4 @@
-"""The file ``queued`` in the folder of a job that waits: its supervisor, and what it waits for."""
+"""The file ``queued`` in the folder of a job that waits: its supervisor, and the reason of its wait."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_queued(folder: int, why: str) -> None:
 
 
 def read_queued(folder: int) -> Optional[Queued]:
-    """Return what a waiting job says; None if it has never waited."""
+    """Read the file of a waiting job; None if it has never waited."""
     try:
         text = job_folder.read_bytes(folder, job_folder.QUEUED, LONGEST_REASON * 8)
         found = None if text is None else json.loads(text.decode("utf-8"))

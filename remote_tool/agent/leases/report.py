@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from remote_tool.agent.leases.folders import LeaseError, find_privacy, name_of
-from remote_tool.agent.leases.foreign import ForeignUse, GpuAnswer, GpuQuestion, is_idle, is_one_of
-from remote_tool.agent.leases.listing import Listing
+from remote_tool.agent.leases.foreign import ForeignUse, GpuQuestion, NvidiaSmiAnswer, is_idle, is_one_of
+from remote_tool.agent.leases.listing import LeaseListing
 from remote_tool.agent.machine.gpus import count_gpus
-from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.protocol.job_fields import is_texts
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _LOAD_SECONDS = 1.6
 def gpus(request: Request) -> None:
     """Answer op ``gpus``: every GPU with its use, and the queue."""
     answer = _ask()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         leases = _by_gpu(listing)
         waiting = [ticket for ticket in listing.tickets if listing.is_alive(ticket)]
         request.answer(
@@ -44,15 +44,15 @@ def gpus(request: Request) -> None:
         )
 
 
-def _ask() -> GpuAnswer:
+def _ask() -> NvidiaSmiAnswer:
     """Return the answer of nvidia-smi, or why there is none; without GPUs, an empty one."""
     question = GpuQuestion()
     try:
         problem = question.ask()
     except LeaseError as error:
-        return GpuAnswer([], [], str(error) if count_gpus() else "")
+        return NvidiaSmiAnswer([], [], str(error) if count_gpus() else "")
     if problem:
-        return GpuAnswer([], [], problem)
+        return NvidiaSmiAnswer([], [], problem)
     while True:
         poll = select.poll()
         for descriptor in question.descriptors:
@@ -64,12 +64,12 @@ def _ask() -> GpuAnswer:
 
 
 def find_leases() -> Dict[str, Dict[str, Any]]:
-    """Return who has reserved each GPU, by its UUID; OSError when that is unknown now."""
-    with Listing() as listing:
+    """Return the holder of each reserved GPU, by UUID; OSError when that is unknown now."""
+    with LeaseListing() as listing:
         return _by_gpu(listing)
 
 
-def _by_gpu(listing: Listing) -> Dict[str, Dict[str, Any]]:
+def _by_gpu(listing: LeaseListing) -> Dict[str, Dict[str, Any]]:
     found: Dict[str, Dict[str, Any]] = {}
     # A holder that died may have left processes: they count as any others.
     for lease in sorted(listing.live_leases(), key=_by_age):
@@ -79,7 +79,7 @@ def _by_gpu(listing: Listing) -> Dict[str, Dict[str, Any]]:
     return found
 
 
-def _describe(gpu: Dict[str, Any], answer: GpuAnswer, lease: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+def _describe(gpu: Dict[str, Any], answer: NvidiaSmiAnswer, lease: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     processes = [each for each in answer.processes if each.uuid == gpu["uuid"]]
     state = "leased" if lease else "free" if not processes and is_idle(gpu) else "used"
     shown = [{"user": each.user, "pid": each.pid, "used": each.used, "job": each.job} for each in processes]
@@ -105,7 +105,7 @@ def free_gpus(request: Request) -> None:
     use = ForeignUse(0.0)
     answer = ask_gpus()
     while True:
-        with Listing() as listing:
+        with LeaseListing() as listing:
             leased = {uuid for lease in listing.live_leases() for uuid in lease.gpus}
             suspects = {uuid for lease in _find_leases_in_use(listing.leases) for uuid in lease.gpus} - leased
             waiting = [ticket.gpus for ticket in listing.tickets if listing.is_alive(ticket)]
@@ -130,16 +130,16 @@ def free_gpus(request: Request) -> None:
 
 
 def _find_leases_in_use(leases: List[Lease]) -> List[Lease]:
-    """Return the leases whose holders died and left processes behind, as far as can be known."""
+    """Return the leases of dead holders that left processes behind, as far as can be known."""
     dead = [lease for lease in leases if not lease.is_alive]
     # One look at all processes, however many died.
-    snapshot = Snapshot() if any(lease.uid == os.geteuid() for lease in dead) else None
+    snapshot = ProcessSnapshot() if any(lease.uid == os.geteuid() for lease in dead) else None
     return [
         lease for lease in dead if snapshot is None or lease.uid != os.geteuid() or snapshot.members(lease.job_id, "")
     ]
 
 
-def ask_gpus() -> GpuAnswer:
+def ask_gpus() -> NvidiaSmiAnswer:
     """Ask nvidia-smi, and wait for its answer as long as the supervisors of waiting jobs do."""
     question = GpuQuestion()
     try:
@@ -156,4 +156,4 @@ def ask_gpus() -> GpuAnswer:
         problem = str(error)
     finally:
         question.close()
-    return GpuAnswer([], [], problem)
+    return NvidiaSmiAnswer([], [], problem)

@@ -16,7 +16,7 @@ from typing import FrozenSet, List, NamedTuple, Optional
 
 from remote_tool.agent.leases import fifo
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.leases.foreign import GpuAnswer, GpuQuestion, Said
+from remote_tool.agent.leases.foreign import GpuQuestion, NvidiaSmiAnswer, NvidiaSmiOutput
 from remote_tool.agent.leases.listing import NANOSECONDS, boot_id, now_stamp
 from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.job_fields import is_count, is_text, is_texts
@@ -42,14 +42,14 @@ class Here(NamedTuple):
     group: str
 
 
-class Kept(NamedTuple):
+class KeptAnswer(NamedTuple):
     """An answer that a process has kept: when, with which GPUs leased, and where it was asked."""
 
     asked: int
     answered: int
     leased: FrozenSet[str]
     here: Here
-    said: Said
+    output: NvidiaSmiOutput
 
 
 class SharedQuestion:
@@ -63,9 +63,9 @@ class SharedQuestion:
         self._pipe = self._watched = -1
         self._deadline = 0.0
         self._leased: FrozenSet[str] = frozenset()
-        self._wanted = self._asked = self._last = 0
+        self._asked_for = self._asked = self._last = 0
         self._anew = False
-        self._kept: Optional[GpuAnswer] = None
+        self._kept: Optional[NvidiaSmiAnswer] = None
         self._uuids: Optional[List[str]] = None
 
     @property
@@ -75,7 +75,7 @@ class SharedQuestion:
 
     @property
     def descriptors(self) -> List[int]:
-        """Return what to wait for."""
+        """Return the descriptors to wait for."""
         return [self._watched] if self._watched >= 0 else self._own.descriptors
 
     @property
@@ -97,7 +97,7 @@ class SharedQuestion:
             LeaseError: There is no nvidia-smi.
         """
         self._here = self._here or find_here()
-        self._folder, self._leased, self._anew, self._wanted = folder, leased, anew, now_stamp()
+        self._folder, self._leased, self._anew, self._asked_for = folder, leased, anew, now_stamp()
         kept = self._find_answer(self._here)
         # Who had a GPU that was given back since may have been on it still.
         self._kept = kept if kept is not None and kept.leased <= leased else None
@@ -105,22 +105,22 @@ class SharedQuestion:
             self._watch_or_hold()
         return "" if self._kept is not None or self._watched >= 0 else self._ask_self()
 
-    def take(self) -> Optional[GpuAnswer]:
+    def take(self) -> Optional[NvidiaSmiAnswer]:
         """Return the answer once it is there; None before."""
         if self._watched >= 0:
             return self._take_from_other()
         answer, self._kept = self._kept, None
         if answer is not None:
             return self._note(answer)
-        said = self._own.take_lines()
-        if said is None:
+        output = self._own.take_lines()
+        if output is None:
             return None
-        self._publish(said)
+        self._publish(output)
         self._let_go()
-        return self._note(said.parse()._replace(leased=self._leased, asked=self._asked))
+        return self._note(output.parse()._replace(leased=self._leased, asked=self._asked))
 
     def close(self) -> None:
-        """End what was started."""
+        """End the programs that were started."""
         self._own.close()
         self._let_go()
         self._stop_watching()
@@ -151,11 +151,11 @@ class SharedQuestion:
             self._let_go()
             raise
         if problem:
-            self._publish(Said([], [], problem=problem))
+            self._publish(NvidiaSmiOutput([], [], problem=problem))
             self._let_go()
         return problem
 
-    def _take_from_other(self) -> Optional[GpuAnswer]:
+    def _take_from_other(self) -> Optional[NvidiaSmiAnswer]:
         if self.seconds > 0 and not _has_ended(self._watched):
             return None
         self._stop_watching()
@@ -164,35 +164,35 @@ class SharedQuestion:
         if answer is not None:
             return self._note(answer)
         problem = self._ask_self()
-        return GpuAnswer([], [], problem) if problem else None
+        return NvidiaSmiAnswer([], [], problem) if problem else None
 
-    def _find_answer(self, here: Here) -> Optional[GpuAnswer]:
-        """Return the answer that is kept, if it is good enough for what this process wants."""
+    def _find_answer(self, here: Here) -> Optional[NvidiaSmiAnswer]:
+        """Return the answer that is kept, if it is recent enough for this process."""
         kept = _read_kept(self._folder)
         if kept is None or not self._last < kept.asked <= kept.answered <= now_stamp() or kept.here.place != here.place:
             return None
-        is_recent = kept.asked >= self._wanted - KEPT_NANOSECONDS
-        is_later = kept.answered >= self._wanted
+        is_recent = kept.asked >= self._asked_for - KEPT_NANOSECONDS
+        is_later = kept.answered >= self._asked_for
         is_new = is_recent and is_later
         if not is_new and (self._anew or not (is_recent or is_later)):
             return None
-        answer = kept.said.parse()._replace(leased=kept.leased, asked=kept.asked, is_kept=not is_new)
+        answer = kept.output.parse()._replace(leased=kept.leased, asked=kept.asked, is_kept=not is_new)
         # Another group of processes may have other GPUs.
         is_same = kept.here == here or bool(answer.problem) or _uuids(answer) == self._uuids
         return answer if is_same else None
 
-    def _note(self, answer: GpuAnswer) -> GpuAnswer:
+    def _note(self, answer: NvidiaSmiAnswer) -> NvidiaSmiAnswer:
         self._last = answer.asked
         if not answer.problem:
             self._uuids = _uuids(answer)
         return answer
 
-    def _publish(self, said: Said) -> None:
+    def _publish(self, output: NvidiaSmiOutput) -> None:
         if self._pipe < 0 or self._here is None:
             return
         moments = {"asked": self._asked, "answered": now_stamp()}
         record = {"schema": SCHEMA, **moments, "leased": sorted(self._leased)}
-        record.update({**self._here._asdict(), **said._asdict()})
+        record.update({**self._here._asdict(), **output._asdict()})
         temporary = f"{fifo.TEMPORARY}{os.urandom(8).hex()}"
         with suppress(OSError):
             try:
@@ -219,7 +219,7 @@ class SharedQuestion:
 
 
 def find_here() -> Here:
-    """Return what this process has in common with those for which its answers count."""
+    """Return the facts that two processes share if an answer for one counts for the other."""
     namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid")]
     place = " ".join([boot_id(), *namespaces, os.environ.get("PATH", "")])
     return Here(place, _read("/proc/self/cgroup"))
@@ -237,11 +237,11 @@ def _has_ended(pipe: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _uuids(answer: GpuAnswer) -> List[str]:
+def _uuids(answer: NvidiaSmiAnswer) -> List[str]:
     return [gpu["uuid"] for gpu in answer.gpus]
 
 
-def _read_kept(folder: int) -> Optional[Kept]:
+def _read_kept(folder: int) -> Optional[KeptAnswer]:
     """Return the answer that a process has kept; None without one that can be read."""
     try:
         text = job_folder.read_bytes(folder, ANSWER)
@@ -253,6 +253,6 @@ def _read_kept(folder: int) -> Optional[Kept]:
     kinds = {is_count: _COUNTS, is_text: _TEXTS, is_texts: _LISTS}
     if not all(is_right(found.get(name)) for is_right, names in kinds.items() for name in names):
         return None
-    said = Said(found["gpus"], found["processes"], found["failure"], found["problem"])
+    output = NvidiaSmiOutput(found["gpus"], found["processes"], found["failure"], found["problem"])
     here = Here(found["place"], found["group"])
-    return Kept(found["asked"], found["answered"], frozenset(found["leased"]), here, said)
+    return KeptAnswer(found["asked"], found["answered"], frozenset(found["leased"]), here, output)

@@ -12,12 +12,12 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Callable, Iterable, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.leases import folders
-from remote_tool.agent.leases.waiter import LEFTOVER_SECONDS, LONG_SECONDS, LeaseRequest, Waiter
+from remote_tool.agent.leases.waiter import LEFTOVER_SECONDS, LONG_SECONDS, LeaseRequest, LeaseWaiter
 
 if TYPE_CHECKING:
     from remote_tool.agent.leases.claim import Claim
-    from remote_tool.agent.leases.foreign import GpuAnswer
-    from remote_tool.agent.leases.listing import Listing, Ticket
+    from remote_tool.agent.leases.foreign import NvidiaSmiAnswer
+    from remote_tool.agent.leases.listing import LeaseListing, Ticket
 
     FindLeft = Callable[[Iterable[str]], List[str]]
 
@@ -46,7 +46,7 @@ class Slots(NamedTuple):
     find_left: FindLeft
 
 
-class SlotWaiter(Waiter):
+class SlotWaiter(LeaseWaiter):
     """A job that waits for a slot of its sweep."""
 
     def __init__(self, request: LeaseRequest, slots: Slots, arrivals: Tuple[int, ...] = ()) -> None:
@@ -72,7 +72,7 @@ class SlotWaiter(Waiter):
         self._close_arrivals()
         folders.remove_pool(self._pool)
 
-    def _step(self, listing: Listing, answer: Optional[GpuAnswer]) -> Optional[Claim]:
+    def _step(self, listing: LeaseListing, answer: Optional[NvidiaSmiAnswer]) -> Optional[Claim]:
         if len(self._arrivals) > 1:
             # Its place is taken.
             os.close(self._arrivals.pop())
@@ -81,7 +81,9 @@ class SlotWaiter(Waiter):
         self.why = self.why or f"waits for the end of another job of its sweep, of which {run} at once"
         return claim
 
-    def _try(self, listing: Listing, answer: Optional[GpuAnswer], first: Optional[Ticket]) -> Optional[Claim]:
+    def _try(
+        self, listing: LeaseListing, answer: Optional[NvidiaSmiAnswer], first: Optional[Ticket]
+    ) -> Optional[Claim]:
         del answer, first
         if self._must_wait_for_arrivals():
             return None

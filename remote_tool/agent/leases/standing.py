@@ -1,4 +1,4 @@
-"""The queue as whoever asks for the status of jobs sees it: one listing for all jobs."""
+"""One snapshot of the queue, for answers about many jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
 from remote_tool.agent.leases.folders import name_of
-from remote_tool.agent.leases.listing import Listing
+from remote_tool.agent.leases.listing import LeaseListing
 from remote_tool.agent.leases.queued_file import Queued, read_queued
 from remote_tool.agent.proc.processes import find_alive
 
@@ -26,7 +26,7 @@ class Standing:
         self._tickets: List[Ticket] = []
         self._leases: List[Lease] = []
         # If the queue cannot be read now, the jobs wait all the same.
-        with suppress(OSError), Listing() as listing:
+        with suppress(OSError), LeaseListing() as listing:
             self._tickets = [ticket for ticket in listing.tickets if listing.is_alive(ticket)]
             self._leases = listing.live_leases()
         self._places = {ticket.job_id: place for place, ticket in enumerate(self._tickets)}
@@ -48,8 +48,8 @@ class Standing:
         place = self._places.get(job_id)
         if place is None:
             return why
-        wanted = self._tickets[place].gpus
-        position = f"{ordinal(place + 1)} of {len(self._tickets)} for {wanted} GPU{'s' * (wanted > 1)}"
+        required = self._tickets[place].gpus
+        position = f"{ordinal(place + 1)} of {len(self._tickets)} for {required} GPU{'s' * (required > 1)}"
         # It has published its lease, and waits until nobody can have an older one.
         leased = describe_leases(self._leases, but=job_id) if job_id in self._holders else self._leased
         return "; ".join(part for part in (position, leased, why) if part)

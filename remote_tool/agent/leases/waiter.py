@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tu
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim, TakenTicket, remove_lease
 from remote_tool.agent.leases.folders import LeaseError
-from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, GpuAnswer, is_one_of
-from remote_tool.agent.leases.listing import HELD, NANOSECONDS, TICKET, Listing, Ticket, now_stamp
+from remote_tool.agent.leases.foreign import LOAD_SECONDS, ForeignUse, NvidiaSmiAnswer, is_one_of
+from remote_tool.agent.leases.listing import HELD, NANOSECONDS, TICKET, LeaseListing, Ticket, now_stamp
 from remote_tool.agent.leases.shared import SharedQuestion
 from remote_tool.agent.leases.standing import describe_leases
-from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.protocol import job_folder
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class LeaseRequest(NamedTuple):
     since: int = 0
 
 
-class Waiter:
+class LeaseWaiter:
     """A job that waits for GPUs.
 
     Attributes:
@@ -112,7 +112,7 @@ class Waiter:
     def blocked_by(self) -> str:
         """Return why it waits, to continue a sentence."""
         why = self.why
-        with suppress(OSError), Listing() as listing:
+        with suppress(OSError), LeaseListing() as listing:
             why = why or describe_leases(listing.live_leases(), but=self._request.job_id)
         return f": {why}" if why else ""
 
@@ -125,7 +125,7 @@ class Waiter:
             poll.register(descriptor, select.POLLIN)
 
     def step(self) -> Optional[Claim]:
-        """Do what can be done now; return the lease once the GPUs are this job's.
+        """Take the next steps that need no waiting; return the lease once the GPUs are this job's.
 
         Raises:
             LeaseError: It can never get its GPUs here.
@@ -135,7 +135,7 @@ class Waiter:
         try:
             self._enter_queue()
             answer = self._question.take() if self._question.is_open else None
-            with Listing(pool=self._pool) as listing:
+            with LeaseListing(pool=self._pool) as listing:
                 claim = self._step(listing, answer)
         except folders.TakenError as error:
             self.why, self.seconds = str(error.strerror), _FAILED_SECONDS
@@ -183,7 +183,7 @@ class Waiter:
             os.close(self._folder)
             self._folder = -1
 
-    def _take_gpus(self, answer: GpuAnswer) -> bool:
+    def _take_gpus(self, answer: NvidiaSmiAnswer) -> bool:
         """Note which GPUs there are; return False if nvidia-smi has to be asked once more."""
         if answer.problem:
             return True
@@ -198,7 +198,7 @@ class Waiter:
         has = f"only {count} of its GPUs are configured for jobs" if devices else f"this server has {count or 'none'}"
         raise LeaseError(f"it needs {self._request.gpus} GPU{'s' * (self._request.gpus > 1)}, and {has}")
 
-    def _step(self, listing: Listing, answer: Optional[GpuAnswer]) -> Optional[Claim]:
+    def _step(self, listing: LeaseListing, answer: Optional[NvidiaSmiAnswer]) -> Optional[Claim]:
         if self._claim is not None:
             return self._settle(listing)
         left = self._returned_at + _RETURN_SECONDS - time.monotonic()
@@ -222,7 +222,7 @@ class Waiter:
             return None
         return self._try(listing, answer, next(filter(listing.is_alive, ahead), None))
 
-    def _find_ahead(self, listing: Listing) -> List[Ticket]:
+    def _find_ahead(self, listing: LeaseListing) -> List[Ticket]:
         """Return the tickets up to the next live one before this job's, which is watched."""
         assert self._ticket is not None
         before = [ticket for ticket in listing.tickets if ticket.key < self._ticket.ticket.key]
@@ -239,7 +239,9 @@ class Waiter:
             with suppress(OSError):
                 job_folder.remove(self._folder, ticket.name)
 
-    def _try(self, listing: Listing, answer: Optional[GpuAnswer], first: Optional[Ticket]) -> Optional[Claim]:
+    def _try(
+        self, listing: LeaseListing, answer: Optional[NvidiaSmiAnswer], first: Optional[Ticket]
+    ) -> Optional[Claim]:
         """Lease GPUs if enough are free."""
         live = listing.live_leases()
         leased = {uuid for lease in live for uuid in lease.gpus}
@@ -282,7 +284,7 @@ class Waiter:
         next_moment = interval - now_stamp() / NANOSECONDS % interval
         return max(_SHORTEST_LOOK, min(next_moment, self._use.seconds_left()))
 
-    def _ask_and_wait(self, listing: Listing, *, anew: bool = False) -> None:
+    def _ask_and_wait(self, listing: LeaseListing, *, anew: bool = False) -> None:
         problem = ""
         if not self._question.is_open:
             leased = frozenset(uuid for lease in listing.live_leases() for uuid in lease.gpus)
@@ -293,15 +295,15 @@ class Waiter:
     def _remove_lease(self, job_id: str) -> None:
         remove_lease(self._folder, job_id)
 
-    def _find_suspects(self, listing: Listing) -> Set[str]:
-        """Return the GPUs of leases whose holders died; remove this user's that nothing uses any more."""
+    def _find_suspects(self, listing: LeaseListing) -> Set[str]:
+        """Return the GPUs of dead holders' leases; remove the leases of this user that no process uses any more."""
         dead = [lease for lease in listing.leases if not lease.is_alive]
         own = [lease for lease in dead if lease.uid == os.geteuid()]
-        snapshot = Snapshot() if own else None
+        snapshot = ProcessSnapshot() if own else None
         for lease in own:
             if snapshot is not None and not snapshot.members(lease.job_id, ""):
                 self._remove_lease(lease.job_id)
-                # Whatever used them is gone: the next answer counts like the first.
+                # Their processes have ended: the next answer counts like the first.
                 self._use.forget(lease.gpus)
                 dead.remove(lease)
         self._has_leftovers = any(lease in dead for lease in own)
@@ -309,10 +311,10 @@ class Waiter:
 
     def _claim_gpus(self, gpus: Tuple[str, ...]) -> Optional[Claim]:
         self._claim = Claim(self._folder, self._request.job_id, self._request.name, gpus, self._pool)
-        with Listing(pool=self._pool) as listing:
+        with LeaseListing(pool=self._pool) as listing:
             return self._settle(listing)
 
-    def _settle(self, listing: Listing) -> Optional[Claim]:
+    def _settle(self, listing: LeaseListing) -> Optional[Claim]:
         """Return the lease if it is kept; withdraw it for an older one."""
         assert self._claim is not None
         rivals = self._claim.find_rivals(listing)
@@ -332,7 +334,7 @@ class Waiter:
         claim, self._claim = self._claim, None
         return claim
 
-    def _watch(self, listing: Listing, leases: List[Lease]) -> bool:
+    def _watch(self, listing: LeaseListing, leases: List[Lease]) -> bool:
         """Watch leases; return whether all of them are still held."""
         found = [listing.watch_lease(lease) for lease in leases]
         self._watched += [pipe for pipe in found if pipe is not None]

@@ -92,7 +92,7 @@ class Program:
         return pid != 0
 
 
-class GpuProcess(NamedTuple):
+class ProcessOnGpu(NamedTuple):
     """A process on a GPU; the job is of this project or another, and empty without one."""
 
     uuid: str
@@ -118,9 +118,9 @@ class GpuUse:
         self._program: Optional[Program] = None
         self._is_missing = False
         self._asked_at = 0.0
-        self._processes: List[GpuProcess] = []
+        self._processes: List[ProcessOnGpu] = []
         self._listing: Optional[Program] = None
-        self._found: List[GpuProcess] = []
+        self._found: List[ProcessOnGpu] = []
         self._listed_at = float("-inf")
 
     @property
@@ -130,7 +130,7 @@ class GpuUse:
         return no_gpus or (bool(self._gpus) and self._listing is None and self._listed_at > float("-inf"))
 
     def update(self, now: float) -> None:
-        """Take what has been answered, and ask again where needed; never waits."""
+        """Take the answers that are there, and ask again where needed; never waits."""
         if self._is_missing:
             return
         try:
@@ -153,7 +153,7 @@ class GpuUse:
         return answer
 
     def end(self) -> None:
-        """End what was started."""
+        """End the programs that were started."""
         for program in (self._program, self._listing):
             if program is not None:
                 program.end()
@@ -194,13 +194,13 @@ class GpuUse:
             self._listing = None
 
 
-def parse_process(line: str) -> Optional[GpuProcess]:
+def parse_process(line: str) -> Optional[ProcessOnGpu]:
     """Return a process of an answer; None if the line is something else."""
     found = nvidia_smi.parse_process(line)
     if found is None:
         return None
     uuid, pid, used = found
-    return GpuProcess(uuid, pid, used, _user_of(pid), processes.read_mark(pid).job_id or "")
+    return ProcessOnGpu(uuid, pid, used, _user_of(pid), processes.read_mark(pid).job_id or "")
 
 
 def _user_of(pid: int) -> str:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from remote_tool.agent.proc import processes
-from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.agent.proc.stacks import rank_of
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.rank_errors import find_first_error
@@ -23,7 +23,7 @@ _MOST_RANKS = 1024
 
 
 class JobWatch:
-    """Notices what changes about the jobs in a folder, from a few files of each job that has not ended."""
+    """Notices changes of the jobs in a folder, from a few files of each job that has not ended."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -119,7 +119,7 @@ class _Ranks:
         self.problem = ""
 
     def note_ended(self) -> bool:
-        """Move the ranks whose processes have ended; return whether there are any."""
+        """Move the ranks without a living process to the ended ones; return whether there are any."""
         ended = {rank for rank, process in self.alive.items() if processes.find_alive(process) is None}
         for rank in ended:
             del self.alive[rank]
@@ -160,7 +160,7 @@ class RankWatch:
         ]
 
     def _find(self, running: Mapping[str, Mapping[str, int]]) -> None:
-        snapshot = Snapshot()
+        snapshot = ProcessSnapshot()
         for name, supervisor in running.items():
             try:
                 folder = job_folder.open_folder(f"{self._path}/{name}")

@@ -73,8 +73,8 @@ class _Listening:
         self._listener = listener
         self._secret = secret
         self._seconds = seconds
-        self._running = iperf.Running()
-        self._room = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._running = iperf.IperfRun()
+        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self._counted: List[tcp_streams.Counted] = []
         self._is_counted = threading.Condition()
 
@@ -95,7 +95,7 @@ class _Listening:
             connection, _ = self._listener.accept()
         except OSError:
             return
-        if not self._room.acquire(blocking=False):
+        if not self._connections.acquire(blocking=False):
             connection.close()
             return
         threading.Thread(target=self._attend, args=(connection,), daemon=True).start()
@@ -109,7 +109,7 @@ class _Listening:
         except OSError:
             return
         finally:
-            self._room.release()
+            self._connections.release()
 
     def _serve_purpose(self, connection: socket.socket, purpose: bytes) -> None:
         if purpose == tcp_streams.SEND:
@@ -152,7 +152,7 @@ class _Measuring:
 
     def __init__(self, candidates: List[str], port: int, secret: bytes, seconds: float, use_iperf: bool) -> None:
         self.seconds = seconds
-        self.running = iperf.Running()
+        self.running = iperf.IperfRun()
         self._candidates = candidates
         self._port = port
         self._secret = secret
@@ -206,7 +206,7 @@ class _Measuring:
     def _reach(self) -> tuple[socket.socket, str]:
         """Return a connection to the first address that reaches the listener; OSError without one."""
         deadline = time.monotonic() + _CONNECT_SECONDS
-        attempts = [_Attempt(address, self._port, self._secret) for address in self._candidates]
+        attempts = [_ConnectAttempt(address, self._port, self._secret) for address in self._candidates]
         for attempt in attempts:
             attempt.join(max(0.0, deadline + 0.5 - time.monotonic()))
             if attempt.connection is not None:
@@ -235,7 +235,7 @@ class _Measuring:
         return float(tcp_streams.read_line(talk)["bits_per_second"])
 
 
-class _Attempt(threading.Thread):
+class _ConnectAttempt(threading.Thread):
     """One attempt to connect to an address, and its result."""
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:

@@ -36,7 +36,7 @@ _LISTENING = b"0A"
 
 
 def forward(request: Request) -> None:
-    """Answer op ``forward`` until the client is gone or silent for too long."""
+    """Answer op ``forward`` until the client has disconnected or is silent for too long."""
     asyncio.run(_forward(request))
 
 

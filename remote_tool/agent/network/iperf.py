@@ -28,7 +28,7 @@ def is_there() -> bool:
     return shutil.which(_PROGRAM) is not None and shutil.which(_LIMITER) is not None
 
 
-class Running:
+class IperfRun:
     """The programs of a measurement; they end with it."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ TALK, SEND, TAKE = b"E", b"S", b"R"
 STREAMS = 4
 _NONCE = 32
 _BLOCK = 1024 * 1024
-_ROOM = 4 * 1024 * 1024
+_BUFFER_SIZE = 4 * 1024 * 1024
 _LINE_LIMIT = 4096
 # Part of the time that is not counted, while the streams ramp up.
 _WARM_UP = 0.2
@@ -79,16 +79,16 @@ def send(connection: socket.socket, seconds: float) -> None:
 def take(connection: socket.socket, seconds: float) -> Counted:
     """Receive for a number of seconds from the first byte on; count without the ramp-up."""
     _set_step(connection, socket.SO_RCVTIMEO)
-    room = bytearray(_ROOM)
+    buffer = bytearray(_BUFFER_SIZE)
     start = time.monotonic()
     limit = start + seconds + _LONGER
     # No data yet.
-    while _receive(connection, room) < 0 and time.monotonic() < limit:
+    while _receive(connection, buffer) < 0 and time.monotonic() < limit:
         start = time.monotonic()
     begin = start + seconds * _WARM_UP
     count, now = 0, time.monotonic()
     while now < start + seconds:
-        received = _receive(connection, room)
+        received = _receive(connection, buffer)
         now = time.monotonic()
         if received == 0:
             break
@@ -175,10 +175,10 @@ def _set_step(connection: socket.socket, option: int) -> None:
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, int((_STEP_SECONDS - whole) * 1000000)))
 
 
-def _receive(connection: socket.socket, room: bytearray) -> int:
+def _receive(connection: socket.socket, buffer: bytearray) -> int:
     """Return the number of received bytes; 0 at the end, -1 after a timeout."""
     try:
-        return connection.recv_into(room, len(room), _DISCARD)
+        return connection.recv_into(buffer, len(buffer), _DISCARD)
     except BlockingIOError:
         return -1
     except OSError:

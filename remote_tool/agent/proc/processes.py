@@ -18,7 +18,7 @@ from remote_tool.protocol.marks import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MA
 
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _STAT_FIELDS = 20
-# These errors mean that it cannot be read now, not that the process is gone.
+# These errors mean that it cannot be read now, not that the process has ended.
 _NO_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
@@ -51,7 +51,7 @@ class Process(NamedTuple):
 
 
 def place() -> Dict[str, str]:
-    """Return what makes pids unique: machine, boot, pid namespace; OSError when unknown now."""
+    """Return the machine, boot and pid namespace, in which pids are unique; OSError when unknown now."""
     return {
         "hostname": os.uname().nodename,
         "machine_id": _first_line("/etc/machine-id"),
@@ -134,7 +134,7 @@ def is_own(process: Process, namespace: str) -> bool:
 
 
 def send_signal(process: Process, number: int) -> bool:
-    """Signal this very process, never another with its pid; return False when it is gone or not ours."""
+    """Signal this very process, never another with its pid; return False when it has ended or is not ours."""
     descriptor = _open_descriptor(process.pid)
     try:
         # A pidfd prevents reuse of the pid after this check; without one, a small race remains.
@@ -153,7 +153,7 @@ def send_signal(process: Process, number: int) -> bool:
 
 
 def _open_descriptor(pid: int) -> Optional[int]:
-    """Open a pidfd; None on Python 3.8, on old kernels and when the process is gone."""
+    """Open a pidfd; None on Python 3.8, on old kernels and when the process has ended."""
     if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
         return None
     try:
@@ -185,7 +185,7 @@ class Mark(NamedTuple):
     project: Optional[str] = None
 
 
-class Snapshot:
+class ProcessSnapshot:
     """One scan of all processes of this machine."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ _REFUSED = {"text": "", "errors": _FORBIDDEN}
 
 
 class Tracer:
-    """Adds what py-spy sees to the stacks of one job's processes."""
+    """Adds the stacks of py-spy to those of one job's processes."""
 
     def __init__(self, py_spy: str, folder: int, supervisor: Optional[Process]) -> None:
         self._py_spy = py_spy
@@ -61,7 +61,7 @@ class Tracer:
         return Stack(stack.process, stack.text, why)
 
     def _by_supervisor(self, pid: int) -> Dict[str, str]:
-        """Return what py-spy says when the supervisor runs it, if that may help."""
+        """Return the answer of py-spy when the supervisor runs it, if that may help."""
         if self._supervisor is None or _scope() in _STRICT_SCOPES:
             return _REFUSED
         seen = self._ask(self._supervisor, pid)
@@ -106,10 +106,10 @@ def find_py_spy(activation: str) -> str:
 
 def trace(py_spy: str, pid: int) -> Dict[str, str]:
     """Run py-spy on a process; return its answer as ``text``, or else its ``errors``."""
-    said = talk([py_spy, "dump", "--native", "--json", "--pid", str(pid)], b"", {}, _SECONDS, _LARGEST_ANSWER // 2)
-    text = said.output.decode("utf-8", "replace").strip()
-    is_answer = said.is_all and text.startswith("[")
-    return {"text": text if is_answer else "", "errors": said.errors.decode("utf-8", "replace")}
+    ended = talk([py_spy, "dump", "--native", "--json", "--pid", str(pid)], b"", {}, _SECONDS, _LARGEST_ANSWER // 2)
+    text = ended.output.decode("utf-8", "replace").strip()
+    is_answer = ended.is_all and text.startswith("[")
+    return {"text": text if is_answer else "", "errors": ended.errors.decode("utf-8", "replace")}
 
 
 def trace_if_asked(folder: int) -> None:

@@ -18,7 +18,7 @@ NO_PROGRAM = "there is no such program on this server"
 _SET_PIPE_SIZE, _GET_PIPE_SIZE = 1031, 1032
 
 
-class Said(NamedTuple):
+class ProgramOutput(NamedTuple):
     """A program's output; only the last part when long.
 
     Attributes:
@@ -32,14 +32,14 @@ class Said(NamedTuple):
 
 def output_of(words: List[str], environment: Mapping[Any, Any], script: bytes = b"") -> str:
     """Return a program's stdout; empty when it cannot start, times out or prints too much."""
-    said = talk(words, script, environment, _PROGRAM_SECONDS)
-    is_usable = said.is_all and len(said.output) < _OUTPUT_LIMIT
-    return said.output.decode("utf-8", "replace") if is_usable else ""
+    ended = talk(words, script, environment, _PROGRAM_SECONDS)
+    is_usable = ended.is_all and len(ended.output) < _OUTPUT_LIMIT
+    return ended.output.decode("utf-8", "replace") if is_usable else ""
 
 
 def talk(
     words: List[str], script: bytes, environment: Mapping[Any, Any], seconds: float, most: int = _OUTPUT_LIMIT
-) -> Said:
+) -> ProgramOutput:
     """Run a program with a script on its stdin, and end it at end of output or timeout; return the last part."""
     opened: List[int] = []
     try:
@@ -64,7 +64,7 @@ def talk(
             _end(child)
     except OSError as error:
         why = NO_PROGRAM if is_missing(words[0], environment, error) else error.strerror or error
-        return Said(b"", f"{words[0]}: {why}".encode(), is_all=False)
+        return ProgramOutput(b"", f"{words[0]}: {why}".encode(), is_all=False)
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -83,8 +83,8 @@ def is_missing(program: str, environment: Mapping[Any, Any], error: OSError) -> 
     return not any(os.path.exists(os.path.join(folder, program)) for folder in folders)
 
 
-def _read_both(output: int, errors: int, deadline: float, most: int) -> Said:
-    said = {output: b"", errors: b""}
+def _read_both(output: int, errors: int, deadline: float, most: int) -> ProgramOutput:
+    parts = {output: b"", errors: b""}
     is_open = {output, errors}
     poll = select.poll()
     for descriptor in is_open:
@@ -96,11 +96,11 @@ def _read_both(output: int, errors: int, deadline: float, most: int) -> Said:
             break
         for descriptor, _ in ready:
             piece = os.read(descriptor, 65536)
-            said[descriptor] = (said[descriptor] + piece)[-most:]
+            parts[descriptor] = (parts[descriptor] + piece)[-most:]
             if not piece:
                 is_open.discard(descriptor)
                 poll.unregister(descriptor)
-    return Said(said[output], said[errors], output not in is_open)
+    return ProgramOutput(parts[output], parts[errors], output not in is_open)
 
 
 def _end(child: int) -> None:

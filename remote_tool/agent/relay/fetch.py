@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List
 
-from remote_tool.agent.relay.link import COUNT, GONE, INDEX, Link, LinkError, dial, read_context
+from remote_tool.agent.relay.link import COUNT, GONE, INDEX, LinkError, RelayLink, dial, read_context
 from remote_tool.agent.requests import Request, is_flag, is_list, is_text
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.errors import RequestError
@@ -77,7 +77,7 @@ class _Receiver:
     def result(self) -> Dict[str, Any]:
         return {"brought": self._brought.hex(), "bytes": self._bytes, "problem": self.problem}
 
-    def bring(self, link: Link, digest: str, *, compare: bool) -> None:
+    def bring(self, link: RelayLink, digest: str, *, compare: bool) -> None:
         size = link.receive_count()
         if size > _LARGEST_LIST:
             raise LinkError("the list of files is too long")
@@ -90,7 +90,7 @@ class _Receiver:
         link.send(COUNT.pack(len(lacking)) + b"".join(INDEX.pack(number) for number in lacking))
         self._receive_all(link, entries, lacking)
 
-    def _has(self, entry: relay_files.Entry, *, compare: bool) -> bool:
+    def _has(self, entry: relay_files.RelayFile, *, compare: bool) -> bool:
         path = os.path.join(os.fsencode(self._project), entry.name)
         try:
             found = os.lstat(path)
@@ -103,7 +103,7 @@ class _Receiver:
             return False
         return not compare or self._hash(entry) == entry.sha256
 
-    def _hash(self, entry: relay_files.Entry) -> bytes:
+    def _hash(self, entry: relay_files.RelayFile) -> bytes:
         try:
             descriptor, _ = relay_files.open_file(self._project, entry.name)
         except OSError:
@@ -114,7 +114,7 @@ class _Receiver:
                 digest.update(data)
         return digest.hexdigest().encode("ascii")
 
-    def _receive_all(self, link: Link, entries: List[relay_files.Entry], lacking: List[int]) -> None:
+    def _receive_all(self, link: RelayLink, entries: List[relay_files.RelayFile], lacking: List[int]) -> None:
         if not lacking:
             return
         os.makedirs(self._beside, 0o700, exist_ok=True)
@@ -133,7 +133,7 @@ class _Receiver:
         finally:
             os.close(folder)
 
-    def _receive_file(self, link: Link, folder: int, entry: relay_files.Entry) -> bool:
+    def _receive_file(self, link: RelayLink, folder: int, entry: relay_files.RelayFile) -> bool:
         """Receive one file; return whether it is in place now. rsync sends the rest, or reports why not."""
         name = f"relay.{os.getpid()}"
         descriptor = os.open(name, _NEW, 0o600, dir_fd=folder)

@@ -73,14 +73,14 @@ def _pipe_with(data: bytes) -> Iterator[str]:
         os.close(reader)
 
 
-class Link:
+class RelayLink:
     """An open link; an incomplete transfer is a LinkError."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         self._connection = connection
 
     @classmethod
-    def over(cls, connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> Link:
+    def over(cls, connection: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> RelayLink:
         """Shake hands over a connection; OSError when the peer does not have this sync's key."""
         connection.settimeout(_HANDSHAKE_SECONDS)
         secured = context.wrap_socket(connection, server_side=server_side)
@@ -112,7 +112,7 @@ class Link:
         self._connection.close()
 
 
-def dial(addresses: List[str], port: int, context: ssl.SSLContext, seconds: float) -> Link:
+def dial(addresses: List[str], port: int, context: ssl.SSLContext, seconds: float) -> RelayLink:
     """Try all addresses at once; return the first link to a server with this sync's key.
 
     Raises:
@@ -129,7 +129,7 @@ def dial(addresses: List[str], port: int, context: ssl.SSLContext, seconds: floa
             outcome = found.get(timeout=max(0.01, deadline - time.monotonic()))
         except queue.Empty:
             break
-        if isinstance(outcome, Link):
+        if isinstance(outcome, RelayLink):
             return outcome
         errors.append(str(outcome))
     raise LinkError(errors[0] if errors else f"no answer on port {port} in time")
@@ -142,7 +142,7 @@ def _try(address: str, port: int, context: ssl.SSLContext, deadline: float, foun
         found.put(f"{address}:{port}: {error.strerror or error}")
         return
     try:
-        link = Link.over(connection, context, server_side=False)
+        link = RelayLink.over(connection, context, server_side=False)
         # In TLS 1.3 the peer may reject our certificate after our handshake: its first bytes show acceptance.
         link.receive(1)
     except (OSError, LinkError):

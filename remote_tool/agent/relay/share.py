@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, List
 
 from remote_tool.agent.machine import addresses
-from remote_tool.agent.relay.link import COUNT, GONE, INDEX, Link, LinkError, read_context
+from remote_tool.agent.relay.link import COUNT, GONE, INDEX, LinkError, RelayLink, read_context
 from remote_tool.agent.requests import Request, client_is_gone, is_text
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.errors import RequestError
@@ -98,7 +98,7 @@ class _Sharer:
 
     def _serve(self, connection: socket.socket, context: ssl.SSLContext) -> None:
         try:
-            link = Link.over(connection, context, server_side=True)
+            link = RelayLink.over(connection, context, server_side=True)
         except OSError:
             connection.close()
             return
@@ -107,15 +107,15 @@ class _Sharer:
             count = link.receive_count()
             if count > len(self._entries):
                 return
-            wanted = link.receive(count * INDEX.size)
-            for (index,) in INDEX.iter_unpack(wanted):
+            indices = link.receive(count * INDEX.size)
+            for (index,) in INDEX.iter_unpack(indices):
                 self._send_file(link, self._entries[index])
         except (OSError, LinkError, IndexError):
             pass
         finally:
             link.close()
 
-    def _send_file(self, link: Link, entry: relay_files.Entry) -> None:
+    def _send_file(self, link: RelayLink, entry: relay_files.RelayFile) -> None:
         try:
             descriptor, found = relay_files.open_file(self._project, entry.name)
         except OSError:

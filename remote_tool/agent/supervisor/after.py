@@ -26,7 +26,7 @@ _MISSING = "does not exist on this server"
 
 
 class Watched:
-    """The supervisors of jobs, whose end poll() reports."""
+    """The supervisors of jobs; poll() reports their end."""
 
     def __init__(self, pids: List[int]) -> None:
         self._descriptors = pids
@@ -84,7 +84,7 @@ class EarlierJobs:
         return shown + more, self._failed[0] if self._failed else ""
 
     def watch(self) -> Watched:
-        """Return what reports the end of the supervisors that were found by the last look."""
+        """Return descriptors that report the end of the supervisors which the last look found."""
         found = [_open(record) for record in self._supervisors]
         self.seconds = _BLIND_SECONDS if None in found or not found else _LOOK_SECONDS
         return Watched([descriptor for descriptor in found if descriptor is not None])
@@ -130,7 +130,7 @@ class EarlierJobs:
 
 
 def find_left(jobs: str, ids: Iterable[str]) -> List[str]:
-    """Return those jobs, whose supervisors died, that still have processes, or may have some."""
+    """Return the jobs, out of some without a supervisor, that may still have processes."""
     host = states.scan()
     try:
         folder = job_folder.open_jobs_folder(jobs)
@@ -163,7 +163,7 @@ def _describe(state: str) -> str:
 
 
 def _recall(jobs: Optional[int], job_id: str) -> str:
-    """Return how a job ended whose folder was removed."""
+    """Return how a removed job ended."""
     if jobs is not None:
         known = removed_jobs.recall(jobs).get(job_id)
         if known is not None:
@@ -181,7 +181,7 @@ def _supervisor_of(folder: int, job_id: str) -> Dict[str, Any]:
 
 
 def _open(record: Dict[str, Any]) -> Optional[int]:
-    """Open a process; None on Python 3.8, on old kernels and if it is gone or unknown."""
+    """Open a process; None on Python 3.8, on old kernels and if it has ended or is unknown."""
     if not record or not hasattr(os, "pidfd_open"):
         return None
     try:

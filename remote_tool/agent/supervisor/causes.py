@@ -13,7 +13,7 @@ from remote_tool.protocol.records import RecordError
 from remote_tool.protocol.setup_script import DONE, FILE, describe_failure
 
 if TYPE_CHECKING:
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
 
 _NO_SPACE = ("No space left on device", "Disk quota exceeded")
@@ -24,7 +24,7 @@ _CANNOT_LISTEN = b"failed to listen on any local network address. port: "
 _IN_USE = b" EADDRINUSE"
 
 
-def note_failed_setup(plan: Plan, outcome: Outcome) -> None:
+def note_failed_setup(plan: Plan, outcome: JobOutcome) -> None:
     """Record that the setup script is why the command did not run."""
     if outcome.was_stopped or outcome.never_began:
         return
@@ -35,7 +35,7 @@ def note_failed_setup(plan: Plan, outcome: Outcome) -> None:
         outcome.notes.insert(0, describe_failure(describe_end(decode_status(outcome.status))))
 
 
-def note_taken_port(plan: Plan, outcome: Outcome) -> None:
+def note_taken_port(plan: Plan, outcome: JobOutcome) -> None:
     """Record a port conflict: the port was free during planning, and torchrun opened it seconds later."""
     if outcome.was_stopped or outcome.end.exit_code in {None, 0}:
         return
@@ -47,7 +47,7 @@ def note_taken_port(plan: Plan, outcome: Outcome) -> None:
         outcome.notes.append(f"another program took port {outcome.taken_port} before {who} could listen on it")
 
 
-def note_full_disk(plan: Plan, outcome: Outcome) -> None:
+def note_full_disk(plan: Plan, outcome: JobOutcome) -> None:
     """Record that the disk is full, or that the output of a failed command says so."""
     if outcome.was_stopped:
         return
@@ -76,7 +76,7 @@ def _end_of(folder: int, name: str) -> bytes:
     return b""
 
 
-def note_rank_error(plan: Plan, outcome: Outcome) -> None:
+def note_rank_error(plan: Plan, outcome: JobOutcome) -> None:
     """Record the error that a rank of torchrun reported."""
     place = plan.request.membership or Membership(0, ("",), "", 0, b"", 0, hidden=plan.request.hidden)
     with suppress(OSError):

@@ -13,7 +13,7 @@ from remote_tool.protocol.marks import TRACER_VARIABLE
 
 if TYPE_CHECKING:
     from remote_tool.agent.proc.processes import Process
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.supervisor.terminal import JobTerminal
 
@@ -23,7 +23,7 @@ NOT_STARTED = "the command could not be started"
 def start(
     plan: Plan,
     umask: int,
-    outcome: Outcome,
+    outcome: JobOutcome,
     record: Callable[[Process, Process], bool],
     terminal: Optional[JobTerminal] = None,
 ) -> bool:
@@ -62,7 +62,7 @@ def start(
     return may_run and not failure
 
 
-def _record(pid: int, outcome: Outcome, record: Callable[[Process, Process], bool]) -> bool:
+def _record(pid: int, outcome: JobOutcome, record: Callable[[Process, Process], bool]) -> bool:
     this = None
     with suppress(OSError):
         outcome.command = processes.read_process(pid)

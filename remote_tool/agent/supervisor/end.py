@@ -16,7 +16,7 @@ from remote_tool.protocol.limits import SHELL
 if TYPE_CHECKING:
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.events import Events
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.wrapper.container import WrappedProcesses
 
@@ -24,10 +24,10 @@ _MOST_PIDS = 500
 _STATUS_SECONDS = 5.0
 
 
-class Ending:
+class JobEnding:
     """Ends the processes of a job and records how."""
 
-    def __init__(self, plan: Plan, events: Events, outcome: Outcome, *, is_subreaper: bool) -> None:
+    def __init__(self, plan: Plan, events: Events, outcome: JobOutcome, *, is_subreaper: bool) -> None:
         """Initialize.
 
         Args:

@@ -13,7 +13,7 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import STOP, WITHDRAW, RecordError
 
 if TYPE_CHECKING:
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
 
 # A stop request is in stop.json and comes with SIGUSR1; this interval covers a sender that died in between.
@@ -27,7 +27,7 @@ _REQUESTS: Dict[int, str] = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGTERM"
 class Events:
     """Waits for events, and keeps the output within its limit."""
 
-    def __init__(self, plan: Plan, outcome: Outcome) -> None:
+    def __init__(self, plan: Plan, outcome: JobOutcome) -> None:
         self._plan = plan
         self._outcome = outcome
         self._requested = ""
@@ -36,7 +36,7 @@ class Events:
 
     @property
     def log_note(self) -> str:
-        """Return what happened to the output, for the final record."""
+        """Return a note about dropped output, for the final record."""
         return self._log_limit.note
 
     @staticmethod
@@ -113,7 +113,7 @@ class Events:
         return request
 
     def read_withdrawal(self) -> Dict[str, str]:
-        """Return what is to take the place of a job that waits, on another server; empty if it is to stay."""
+        """Return the job that is to take the place of one that waits, on another server; empty if it is to stay."""
         record = None
         with suppress(RecordError, OSError):
             record = job_folder.read_record(self._plan.folder, WITHDRAW, self._plan.job_id)

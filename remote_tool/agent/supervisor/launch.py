@@ -13,7 +13,7 @@ from remote_tool.agent.supervisor.shell import describe_end
 if TYPE_CHECKING:
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.launch.heartbeat import Watch
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
 
 
@@ -38,7 +38,7 @@ class NodeOfLaunch:
 
     @property
     def lost_node(self) -> Optional[int]:
-        """Return the rank of the node whose loss ended the launch."""
+        """Return the rank of the lost node that ended the launch."""
         cause = self._watch.verdict
         return cause.rank if cause is not None and cause.kind == LOST else None
 
@@ -63,7 +63,7 @@ class NodeOfLaunch:
             KILLED, request.get("why", "was killed by the user"), signal=request["signal"], grace=request["grace"]
         )
 
-    def find_cause(self, outcome: Outcome, *, is_explained: bool) -> Optional[str]:
+    def find_cause(self, outcome: JobOutcome, *, is_explained: bool) -> Optional[str]:
         """Agree with the other nodes on the first failure; return it if it was another node's."""
         self._report(FAILED, "; ".join(outcome.notes) if is_explained else describe_end(outcome.end))
         cause = self._watch.wait_for_verdict()
@@ -95,15 +95,15 @@ def make_watch(membership: Membership, folder: int) -> Watch:
 def class_of_watch(membership: Membership) -> Callable[[Membership, int], Watch]:
     """Load the heartbeat of a node; only launches need threads and sockets."""
     if membership.rank == 0:
-        from remote_tool.agent.launch.first_node import FirstNode  # noqa: PLC0415 - see above
+        from remote_tool.agent.launch.first_node import FirstNodeWatch  # noqa: PLC0415 - see above
 
-        return FirstNode
-    from remote_tool.agent.launch.other_node import OtherNode  # noqa: PLC0415 - see above
+        return FirstNodeWatch
+    from remote_tool.agent.launch.other_node import OtherNodeWatch  # noqa: PLC0415 - see above
 
-    return OtherNode
+    return OtherNodeWatch
 
 
-def join_launch(plan: Plan, membership: Membership, outcome: Outcome) -> Optional[NodeOfLaunch]:
+def join_launch(plan: Plan, membership: Membership, outcome: JobOutcome) -> Optional[NodeOfLaunch]:
     """Return this node's part; None, with the reason recorded, when the others could not reach it."""
     try:
         return NodeOfLaunch(plan, membership)

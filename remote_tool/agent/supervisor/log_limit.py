@@ -69,7 +69,7 @@ class LogLimit:
 
     @property
     def note(self) -> str:
-        """Return what happened, for the job's record; empty if nothing did."""
+        """Return a note about dropped output, for the job's record; empty without any."""
         if self._problem:
             return f"its output exceeds log_limit, and the oldest part could not be dropped: {self._problem}"
         dropped = sum(self._holes.values())
@@ -90,9 +90,9 @@ class LogLimit:
         if now >= self._next_search:
             self._paths = find_streams(self._folder)
             self._next_search = now + _LONGEST
-        room = self._find_room()
-        used = {path: self._keep_within(path, room.each) for path in self._paths.values()}
-        left = room.left(max(used.values(), default=0))
+        space = self._find_space()
+        used = {path: self._keep_within(path, space.each) for path in self._paths.values()}
+        left = space.left(max(used.values(), default=0))
         soonest = min(max(left / _BYTES_PER_SECOND, _SHORTEST), _LONGEST)
         grown = [bytes_used - self._used.get(path, 0) for path, bytes_used in used.items()]
         if max(grown, default=0) > left / _FAST_PART:
@@ -103,7 +103,7 @@ class LogLimit:
             self._next_look = now + _LONGEST
         self._used = used
 
-    def _find_room(self) -> DiskSpace:
+    def _find_space(self) -> DiskSpace:
         disk = os.fstatvfs(self._folder)
         part = disk.f_blocks * disk.f_frsize // _DISK_PART // max(1, len(self._paths))
         return DiskSpace(max(min(self._limit, part), SMALLEST_LOG_LIMIT), disk.f_bavail * disk.f_frsize)

@@ -1,4 +1,4 @@
-"""Find and end supervisors whose job's folder was removed, renamed or replaced, by their open descriptors."""
+"""Find supervisors without their job's folder, removed, renamed or replaced, by open descriptors, and end them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.records import SPEC, RecordError, is_job_id
 
 if TYPE_CHECKING:
-    from remote_tool.agent.proc.processes import Process, Snapshot
+    from remote_tool.agent.proc.processes import Process, ProcessSnapshot
 
 # Time for the final record, which may be on a slow disk.
 _RECORD_SECONDS = 5.0
 _DELETED = " (deleted)"
 
 
-def supervisors_by_job(snapshot: Snapshot) -> Dict[str, List[Process]]:
+def supervisors_by_job(snapshot: ProcessSnapshot) -> Dict[str, List[Process]]:
     """Return every living supervisor by job id, wherever the job's folder is now."""
     if snapshot.supervisors is not None:
         return snapshot.supervisors
@@ -46,7 +46,7 @@ def _job_of(pid: int) -> str:
 
 
 def _job_in(descriptor: str, path: str) -> str:
-    """Return the id of the job whose folder a descriptor refers to; empty for other targets."""
+    """Return the id of the job if a descriptor refers to its folder; empty for other targets."""
     try:
         folder = os.open(descriptor, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -66,7 +66,7 @@ def end_supervisors(supervisors: List[Process], name: str, grace: float) -> Iter
     """Signal supervisors to end their jobs: they cannot read a request, so the signal is the request.
 
     Args:
-        supervisors: Supervisors whose job's folder is gone.
+        supervisors: Supervisors without their job's folder.
         name: The first signal; anything but SIGKILL and SIGTERM becomes SIGTERM.
         grace: Seconds until SIGKILL, unless the job was started with less.
     """

@@ -95,7 +95,7 @@ def with_variables(plan: Plan, variables: Mapping[str, str]) -> Dict[bytes, byte
 def _watch(pid: int, output: int, log: int) -> str:
     """Copy the output to the log until the command and all that hold its output have ended; return how it ended."""
     deadline = time.monotonic() + LONGEST_ON_END
-    room = _OUTPUT_LIMIT
+    space_left = _OUTPUT_LIMIT
     poll = select.poll()
     poll.register(output, select.POLLIN)
     while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
@@ -103,8 +103,8 @@ def _watch(pid: int, output: int, log: int) -> str:
         if not data:
             break
         with suppress(OSError):
-            job_folder.write_all(log, data[:room])
-        room -= min(room, len(data))
+            job_folder.write_all(log, data[:space_left])
+        space_left -= min(space_left, len(data))
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
-from remote_tool.agent.supervisor.shell import End, decode_status
+from remote_tool.agent.supervisor.shell import CommandEnd, decode_status
 
 if TYPE_CHECKING:
     from remote_tool.agent.proc.processes import Process
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _OOM_KILLS = b"oom_kill "
 
 
-class Outcome:
+class JobOutcome:
     """The end of a job.
 
     Attributes:
@@ -57,10 +57,10 @@ class Outcome:
         self.leftovers = 0
 
     @property
-    def end(self) -> End:
+    def end(self) -> CommandEnd:
         """Return how the command ended; without a command, an exit code of 0 means nothing."""
         end = decode_status(self.status)
-        return End() if (self.setup_failed or self.never_began) and end.exit_code == 0 else end
+        return CommandEnd() if (self.setup_failed or self.never_began) and end.exit_code == 0 else end
 
     @property
     def was_stopped(self) -> bool:

@@ -13,7 +13,7 @@ from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import now_stamp
 from remote_tool.agent.leases.queued_file import write_queued
 from remote_tool.agent.leases.slots import Slots, SlotWaiter, pool_of
-from remote_tool.agent.leases.waiter import CHECK_SECONDS, DEFAULT_IDLE_AFTER, LeaseRequest, Waiter
+from remote_tool.agent.leases.waiter import CHECK_SECONDS, DEFAULT_IDLE_AFTER, LeaseRequest, LeaseWaiter
 from remote_tool.agent.requests import is_flag
 from remote_tool.agent.supervisor import after
 from remote_tool.agent.supervisor.command import NOT_STARTED
@@ -26,7 +26,7 @@ from remote_tool.protocol.marks import GPUS_LINE
 if TYPE_CHECKING:
     from remote_tool.agent.leases.claim import Claim
     from remote_tool.agent.supervisor.events import Events
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.protocol.records import Record
 
@@ -40,7 +40,7 @@ _QUICK_STEPS, _QUICK_SECONDS = 20, 0.5
 
 
 def read_queue(job: Mapping[str, Any], spec: Record) -> QueueRequest:
-    """Return what a requested job waits for.
+    """Read the conditions under which a requested job may start.
 
     Raises:
         RequestError: The request is malformed.
@@ -63,12 +63,12 @@ def read_queue(job: Mapping[str, Any], spec: Record) -> QueueRequest:
         since=0 if spec["after"] else now_stamp(),
     )
     after_ids = tuple(spec["after"] or ())
-    wanted = lease if spec["gpu_count"] or slots else None
-    return QueueRequest(wanted, after_ids, bool(spec["after_any"]), may_wait, slots or 0, spec["launch_id"])
+    lease_request = lease if spec["gpu_count"] or slots else None
+    return QueueRequest(lease_request, after_ids, bool(spec["after_any"]), may_wait, slots or 0, spec["launch_id"])
 
 
 def with_gpus(plan: Plan, gpus: Tuple[str, ...]) -> Plan:
-    """Return a plan whose command sees these GPUs only."""
+    """Return a plan for a command that sees these GPUs only."""
     names = ",".join(gpus).encode("utf-8", "surrogateescape")
     script = (
         plan.script.replace(*_filled(plan.script, names)) if plan.request.command_wrapper is not None else plan.script
@@ -77,7 +77,7 @@ def with_gpus(plan: Plan, gpus: Tuple[str, ...]) -> Plan:
 
 
 def _filled(script: bytes, names: bytes) -> Tuple[bytes, bytes, int]:
-    """Return the placeholder in a script, and what takes its place in the same number of bytes."""
+    """Return the placeholder in a script, and its replacement of the same number of bytes."""
     # Variables of the user come before it.
     start = script.rindex(GPUS_LINE)
     placeholder = script[start : script.index(b"\n", start)]
@@ -92,7 +92,7 @@ class JobQueue:
         gpus: The UUIDs of its GPUs.
     """
 
-    def __init__(self, plan: Plan, events: Events, outcome: Outcome, report: Callable[[], None]) -> None:
+    def __init__(self, plan: Plan, events: Events, outcome: JobOutcome, report: Callable[[], None]) -> None:
         """Initialize.
 
         Args:
@@ -109,7 +109,7 @@ class JobQueue:
         self._report = report
         # One that may not wait is decided soon, and the start answers that.
         self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS if plan.request.queue.may_wait else None
-        self._said: Optional[str] = None
+        self._written: Optional[str] = None
         self._privacy = "" if plan.request.queue.lease is None or plan.request.queue.slots else folders.find_privacy()
         self._claim: Optional[Claim] = None
         self._refreshed_at = time.monotonic()
@@ -192,14 +192,14 @@ class JobQueue:
         finally:
             waiter.close()
 
-    def _new_waiter(self, lease: LeaseRequest) -> Waiter:
+    def _new_waiter(self, lease: LeaseRequest) -> LeaseWaiter:
         if not self._request.slots:
-            return Waiter(lease)
+            return LeaseWaiter(lease)
         jobs = os.path.dirname(self._plan.path)
         slots = Slots(self._request.sweep, self._request.slots, lambda ids: after.find_left(jobs, ids))
         return SlotWaiter(lease, slots, () if self._request.after else self._request.arrivals)
 
-    def _poll_waiter(self, wakeup: int, waiter: Waiter) -> None:
+    def _poll_waiter(self, wakeup: int, waiter: LeaseWaiter) -> None:
         poll = select.poll()
         waiter.register(poll)
         seconds = waiter.seconds if self._request.may_wait else min(waiter.seconds, _QUICK_SECONDS)
@@ -251,6 +251,6 @@ class JobQueue:
             self._report()
 
     def _say(self, why: str) -> None:
-        if why != self._said:
+        if why != self._written:
             write_queued(self._plan.folder, why)
-            self._said = why
+            self._written = why

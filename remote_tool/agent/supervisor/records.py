@@ -13,7 +13,7 @@ from remote_tool.protocol.records import ENDED, STARTED, encode_record
 
 if TYPE_CHECKING:
     from remote_tool.agent.proc.processes import Process
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
 
 RESERVED_BYTES = 16 * 1024
@@ -22,7 +22,7 @@ _RETRY_SECONDS = 86400.0
 _NO_SUCH_FOLDER = {errno.ESTALE, errno.ENOENT}
 
 
-class Records:
+class RecordWriter:
     """The records of one job.
 
     Attributes:
@@ -58,7 +58,7 @@ class Records:
         job_folder.write_record(self._plan.folder, STARTED, record, replace=True)
 
     def write_end(
-        self, outcome: Outcome, reason: str, *, lost_node: Optional[int], trained_alone: bool
+        self, outcome: JobOutcome, reason: str, *, lost_node: Optional[int], trained_alone: bool
     ) -> Dict[str, Any]:
         """Write ended.json, retrying for as long as needed; return it."""
         end = outcome.end

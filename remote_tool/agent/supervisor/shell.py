@@ -20,7 +20,7 @@ _NAME = b"command"
 SETTLE_SECONDS = 0.5
 
 
-class End(NamedTuple):
+class CommandEnd(NamedTuple):
     """How a command ended; all empty if no wait returned it."""
 
     exit_code: Optional[int] = None
@@ -108,16 +108,16 @@ def restore_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
-def decode_status(status: Optional[int]) -> End:
+def decode_status(status: Optional[int]) -> CommandEnd:
     """Return how a process ended from its wait status; None without one."""
     if status is None:
-        return End()
+        return CommandEnd()
     if os.WIFSIGNALED(status):
-        return End(None, signal_name(os.WTERMSIG(status)), os.WCOREDUMP(status))
-    return End(os.WEXITSTATUS(status))
+        return CommandEnd(None, signal_name(os.WTERMSIG(status)), os.WCOREDUMP(status))
+    return CommandEnd(os.WEXITSTATUS(status))
 
 
-def describe_end(end: End) -> str:
+def describe_end(end: CommandEnd) -> str:
     """Describe how a command ended, to continue a sentence after a name."""
     if end.signal is not None:
         return f"was ended by {end.signal}"

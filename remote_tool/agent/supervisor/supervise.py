@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Optional
 from remote_tool.agent.proc import py_spy, subreaper
 from remote_tool.agent.proc.processes import close_descriptors
 from remote_tool.agent.supervisor import causes, command, launch, on_end
-from remote_tool.agent.supervisor.end import Ending
+from remote_tool.agent.supervisor.end import JobEnding
 from remote_tool.agent.supervisor.events import Events
 from remote_tool.agent.supervisor.limits import on_empty
 from remote_tool.agent.supervisor.limits.attempts import Attempts
 from remote_tool.agent.supervisor.limits.early_end import EarlyEnd
-from remote_tool.agent.supervisor.outcome import Outcome
-from remote_tool.agent.supervisor.records import Records
+from remote_tool.agent.supervisor.outcome import JobOutcome
+from remote_tool.agent.supervisor.records import RecordWriter
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import STARTED
 
@@ -43,7 +43,7 @@ _COPY_SECONDS = 5.0
 
 
 def load_for(job: JobRequest) -> None:
-    """Load what the supervisor of this job needs beside its own modules: an update may remove the files before."""
+    """Load the modules that only some supervisors need: an update may remove their files before the job ends."""
     if job.queue is not None:
         from remote_tool.agent.supervisor import queue  # noqa: F401, PLC0415 - few jobs wait
     if job.membership is not None:
@@ -105,10 +105,10 @@ class Supervisor:
         self._started = started
         self._umask = umask
         self._subreaper = subreaper.become_subreaper()
-        self._outcome = Outcome()
-        self._records = Records(plan)
+        self._outcome = JobOutcome()
+        self._records = RecordWriter(plan)
         self._events = Events(plan, self._outcome)
-        self._ending = Ending(plan, self._events, self._outcome, is_subreaper=self._subreaper)
+        self._ending = JobEnding(plan, self._events, self._outcome, is_subreaper=self._subreaper)
         self._launch: Optional[NodeOfLaunch] = None
         self._attempts = Attempts() if plan.spec["retries"] else None
         self._early_end: Optional[EarlyEnd] = None
@@ -239,7 +239,7 @@ class Supervisor:
         self._is_in_copy = True
         # The job can run without.
         with suppress(OSError):
-            home.enter(copy, self._plan.job_id, guests.Jobs(os.path.dirname(self._plan.path)))
+            home.enter(copy, self._plan.job_id, guests.ProjectJobs(os.path.dirname(self._plan.path)))
         try:
             changed = copies.changed_link(copy)
         except OSError as error:
@@ -251,16 +251,16 @@ class Supervisor:
         return bool(changed)
 
     def _bring_home(self) -> None:
-        """Bring what the job wrote in its copy into the project, before the end of the job is known to others."""
+        """Bring the output of the job from its copy into the project, before others learn of its end."""
         copy = self._plan.request.copy
         if copy is None or not self._is_in_copy:
             return
         from remote_tool.agent.frozen import guests, home  # noqa: PLC0415 - few projects have copies
 
         try:
-            jobs = guests.Jobs(os.path.dirname(self._plan.path))
-            told = home.bring(copy, jobs, self._plan.job_id, see=self._see_copying)
-            notes = told.describe(copy.name)
+            jobs = guests.ProjectJobs(os.path.dirname(self._plan.path))
+            homecoming = home.bring(copy, jobs, self._plan.job_id, see=self._see_copying)
+            notes = homecoming.describe(copy.name)
         except OSError as error:
             notes = [f"its output is still in the copy {copy.name}: {job_folder.explain(copy.path, error)}"]
         except Exception as error:  # noqa: BLE001 - whatever fails, the end of the job must be recorded
@@ -271,7 +271,7 @@ class Supervisor:
             self._records.add_to_log(notes)
 
     def _see_copying(self, path: str, done: int) -> None:
-        """Say what is copied to another disk, for the job ends after that; InterruptedError soon after a stop."""
+        """Log a long copy to another disk, for the job ends after that; InterruptedError soon after a stop."""
         if self._copies_until is None and self._events.read_stop() is not None:
             self._copies_until = time.monotonic() + _COPY_SECONDS
         if self._copies_until is not None and time.monotonic() > self._copies_until:
@@ -348,7 +348,7 @@ class Supervisor:
         self._ending.end_tree(cause.signal, cause.grace)
 
     def _note_cause(self) -> None:
-        """Record what first ended the job or its launch: a rank's error, or another node's."""
+        """Record the first error that ended the job or its launch: a rank's, or another node's."""
         outcome = self._outcome
         if outcome.was_stopped or outcome.end.exit_code == 0:
             return

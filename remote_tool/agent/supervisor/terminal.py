@@ -14,7 +14,7 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.terminal import SOCKET
 
 if TYPE_CHECKING:
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
 
 
@@ -45,8 +45,8 @@ class JobTerminal:
         """Wait until all output is in the log."""
         self._terminal.drain()
 
-    def finish(self, outcome: Outcome) -> None:
-        """Remove the socket, and tell who is attached how the job ended."""
+    def finish(self, outcome: JobOutcome) -> None:
+        """Remove the socket, and tell attached clients how the job ended."""
         with suppress(OSError):
             job_folder.remove(self._plan.folder, SOCKET)
             job_folder.remove(self._plan.folder, job_folder.TERMINAL_SCRIPT)
@@ -55,5 +55,5 @@ class JobTerminal:
 
     @property
     def note(self) -> str:
-        """Return what happened to the output, for the final record."""
+        """Return a note about lost output, for the final record."""
         return self._recording.note

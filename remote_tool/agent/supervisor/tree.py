@@ -7,7 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Callable, Iterator, List, Optional
 
-from remote_tool.agent.proc.processes import Process, Snapshot, find_alive, read_process, send_signal
+from remote_tool.agent.proc.processes import Process, ProcessSnapshot, find_alive, read_process, send_signal
 
 if TYPE_CHECKING:
     from remote_tool.agent.wrapper.container import WrappedProcesses
@@ -51,7 +51,7 @@ class Tree:
                 self._pause(_BLIND_SECONDS)
 
     def _scan(self) -> List[Process]:
-        self._snapshot = Snapshot()
+        self._snapshot = ProcessSnapshot()
         members = self._snapshot.members(self._job_id, self._folder, os.getpid(), since=self._since)
         self._pause(0)
         if self._wrapped is not None:
@@ -110,7 +110,7 @@ def end_members(
     number = signal.Signals.__members__.get(name, signal.SIGTERM)
     if number != signal.SIGKILL:
         members = scan()
-        for process in members if wrapped is None else wrapped.matching(members, Snapshot(), number):
+        for process in members if wrapped is None else wrapped.matching(members, ProcessSnapshot(), number):
             deliver(process, number)
         deadline = time.monotonic() + grace
         while (scan() or (wrapped is not None and wrapped.count())) and time.monotonic() < deadline:

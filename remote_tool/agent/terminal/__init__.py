@@ -1,3 +1,3 @@
-"""Terminals of jobs and of shells: the device, the thread that serves it, and those who attach to it."""
+"""Terminals of jobs and of shells: the device, the thread that serves it, and its clients."""
 
 __all__ = ["device", "inside", "recording", "shell", "terminal"]

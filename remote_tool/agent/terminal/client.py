@@ -1,4 +1,4 @@
-"""One client of a terminal: what it has sent, and what it has yet to get."""
+"""One client of a terminal: its messages, and the output that it has yet to get."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Client:
     Attributes:
         source: It sends here.
         target: It gets output here.
-        nonce: Marks its frames; empty until it has said it.
-        window: Rows and columns of its window; None until it has said them.
+        nonce: Marks its frames; empty until it is known.
+        window: Rows and columns of its window; None until they are known.
         seen: Bytes of output that it had before its connection was lost; -1 for a new client.
         is_gone: Whether it has left, or was dropped.
         misses: Whether it was too far behind, and gets no output until it has caught up.
@@ -78,7 +78,7 @@ class Client:
             self.misses = len(self._waiting) > BACKLOG_LIMIT
 
     def flush(self) -> None:
-        """Pass on what it takes now."""
+        """Send as much as it takes now."""
         try:
             while self._waiting:
                 count = os.write(self.target, self._waiting[:_PIECE])

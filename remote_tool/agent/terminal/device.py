@@ -23,7 +23,7 @@ _TERMINFO = ("/etc/terminfo", "/lib/terminfo", "/usr/lib/terminfo", "/usr/share/
 
 
 class Device(NamedTuple):
-    """A pseudo-terminal: what we read and write, and what the program has; both stay open to its end."""
+    """A pseudo-terminal: our end and the program's; both stay open to its end."""
 
     master: int
     slave: int

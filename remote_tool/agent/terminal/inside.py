@@ -16,7 +16,7 @@ _SET_PIPE_SIZE, _SMALLEST_PIPE = 1031, 65536
 
 
 def words_for(command_wrapper: CommandWrapper, pipe: str, script: bytes, *, has_terminal: bool = True) -> List[str]:
-    """Return the words that start a shell whose stdin is the program's; it reads the script from a pipe."""
+    """Return the words that start a shell; it leaves stdin to the program and reads the script from a pipe."""
     quoted = "'" + pipe.replace("'", "'\\''") + "'"
     words = command_wrapper.words[:-1]
     load = f'eval "$(head -c {len(script)} {quoted})"'

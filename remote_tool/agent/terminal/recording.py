@@ -47,7 +47,7 @@ class Recording:
         return self._modes.is_full_screen
 
     def screen(self, seen: int) -> Tuple[Dict[str, Any], bytes]:
-        """Return the frame that brings a client's screen near to what the program has drawn.
+        """Return the frame that brings a client's screen near to the program's.
 
         Args:
             seen: Bytes of output that the client had before its connection was lost; -1: it is new.

@@ -58,7 +58,7 @@ class ShellEnds:
             self._terminal = Terminal({pipes[1][0]: 1, pipes[2][0]: 2}, pipes[0][1])
 
     def complete(self, environment: Dict[bytes, bytes]) -> None:
-        """Add what a terminal needs to an environment."""
+        """Add the variables of a terminal to an environment."""
         if self._has_terminal:
             device.complete(environment)
 

@@ -1,4 +1,4 @@
-"""Carry bytes between a program and those who are attached to it, on a thread of its own.
+"""Carry bytes between a program and its clients, on a thread of its own.
 
 The program is on a pseudo-terminal, or on pipes for a client that has none. The output of a job goes into its log
 first, and no client delays it. A shell without a log waits for its client, as with ssh.
@@ -86,7 +86,7 @@ class Terminal:
         self._listener = listener
 
     def serve_alone(self, client: Client, window: Tuple[int, int], on_alone: Callable[[], None]) -> None:
-        """Serve one client, and call back when it has gone."""
+        """Serve one client, and call back when it has left."""
         self._clients.append(client)
         self._on_alone = on_alone
         client.window = self._window = window
@@ -103,7 +103,7 @@ class Terminal:
         self._drained.wait(_DRAIN_SECONDS)
 
     def finish(self, end: Dict[str, Any]) -> None:
-        """Tell the clients how the program ended, and stop serving; without a log, once they have all or are gone."""
+        """Tell the clients how the program ended, and stop serving; without a log, once they have all or have left."""
         self._ends_at = time.monotonic() + _FINISH_SECONDS
         self._end = end
         self._call()
@@ -131,7 +131,7 @@ class Terminal:
             client.close()
 
     def _is_over(self) -> bool:
-        """Tell the clients of the end once; return whether all have heard it."""
+        """Tell the clients of the end once; return whether all have got it."""
         if self._end is None:
             return False
         if self._listener is not None:
@@ -246,7 +246,7 @@ class Terminal:
             self._input_ended = True
 
     def _show_screen(self, client: Client) -> None:
-        """Bring a client's screen near to what the program has drawn; a full-screen program draws it again."""
+        """Bring a client's screen near to the program's; a full-screen program draws it again."""
         if self._recording is None:
             return
         client.show(*self._recording.screen(client.seen))
@@ -292,11 +292,11 @@ class Terminal:
             self._sink = -1
 
     def _let_go(self) -> None:
-        gone = [client for client in self._clients if client.is_gone]
-        if not gone:
+        left = [client for client in self._clients if client.is_gone]
+        if not left:
             return
         self._clients = [client for client in self._clients if not client.is_gone]
-        for client in gone:
+        for client in left:
             client.close()
         self._resize()
         if not self._clients:

@@ -13,7 +13,7 @@ from remote_tool.protocol.marks import JOB_MARKER
 from remote_tool.protocol.records import ENTRY, RecordError
 
 if TYPE_CHECKING:
-    from remote_tool.agent.proc.processes import Process, Snapshot
+    from remote_tool.agent.proc.processes import Process, ProcessSnapshot
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 ANSWER_SECONDS = 10.0
@@ -63,7 +63,7 @@ class WrappedProcesses:
 
     @property
     def rest(self) -> str:
-        """Return what may be left after the end, for the job's record; empty if nothing."""
+        """Return a note about processes that may be left, for the job's record; empty if none."""
         word = os.path.basename(self._ask[0])
         if self._left:
             return f"{'1 process' if self._left == 1 else f'{self._left} processes'} behind {word} would not die"
@@ -71,7 +71,7 @@ class WrappedProcesses:
             return f"processes behind {word} could not be reached and may still be running"
         return ""
 
-    def matching(self, members: List[Process], snapshot: Snapshot, number: int) -> List[Process]:
+    def matching(self, members: List[Process], snapshot: ProcessSnapshot, number: int) -> List[Process]:
         """Signal the processes inside, and return the members outside that should get the signal.
 
         The launch command is spared while there is a process behind it: it forwards the rest of their output,
@@ -127,7 +127,7 @@ def _is_of_engine(pid: int) -> bool:
 
 
 def load_inside(folder: int, job_id: str, environment: Mapping[bytes, bytes]) -> Optional[WrappedProcesses]:
-    """Return the wrapped processes of a job whose supervisor has gone; None without a launch command."""
+    """Return the wrapped processes of a job without a supervisor; None without a launch command."""
     try:
         record = job_folder.read_record(folder, ENTRY, job_id)
     except (RecordError, OSError):
@@ -149,5 +149,5 @@ def ask(
     Returns:
         Its stdout, empty when it did not finish in time, and its stderr.
     """
-    said = talk(words, script, environment, seconds)
-    return (said.output if said.output.endswith(_END) else b""), said.errors
+    ended = talk(words, script, environment, seconds)
+    return (ended.output if ended.output.endswith(_END) else b""), ended.errors

@@ -223,7 +223,7 @@ def _has_account() -> bool:
 
 
 def inner_script(settings: Settings, last: List[str], *, on_terminal: bool = False) -> bytes:
-    """Return a script that runs completely or not at all, and whose commands cannot read the rest of it.
+    """Return a script that runs completely or not at all; its commands cannot read the rest of it.
 
     On a terminal the script does not come from stdin, which the commands keep.
     """

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from remote_tool.protocol.relay_files import Entry, digest_of, pack
+from remote_tool.protocol.relay_files import RelayFile, digest_of, pack
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from remote_tool.transport.sync.entries import Entry as SnapshotEntry
+    from remote_tool.transport.sync.entries import Entry
     from remote_tool.transport.sync.project.contents import Snapshot
 
 CHUNK = 1024 * 1024
@@ -50,20 +50,20 @@ def list_files(snapshot: Snapshot) -> FileList:
     """Read all regular files of a snapshot; omit those that have changed since, which rsync sends."""
     files = {each.name: each for each in snapshot.entries if not each.is_folder and not each.target}
     entries = [
-        Entry(digest.encode(), files[name].mode & 0o777, files[name].size, _modified(files[name]), name)
+        RelayFile(digest.encode(), files[name].mode & 0o777, files[name].size, _modified(files[name]), name)
         for name, digest in hash_entries(snapshot, files.values()).items()
     ]
     return FileList(tuple(entry.name for entry in entries), pack(entries))
 
 
-def hash_entries(snapshot: Snapshot, entries: Iterable[SnapshotEntry]) -> dict[bytes, str]:
+def hash_entries(snapshot: Snapshot, entries: Iterable[Entry]) -> dict[bytes, str]:
     """Return the SHA-256 of regular files of a snapshot, by name, without those that have changed since."""
     base = os.fsencode(snapshot.root) + b"/"
     digests = ((each.name, _hash(base + each.name, each.size, _modified(each))) for each in entries)
     return {name: digest for name, digest in digests if digest}
 
 
-def _modified(entry: SnapshotEntry) -> int:
+def _modified(entry: Entry) -> int:
     return entry.modified * 1_000_000_000 + entry.nanoseconds
 
 

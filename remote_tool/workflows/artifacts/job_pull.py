@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.jobs.artifacts import why_not_here
 from remote_tool.protocol.artifact_patterns import of_job
-from remote_tool.protocol.artifact_search import Search, newest_units
+from remote_tool.protocol.artifact_search import ArtifactSearch, newest_units
 from remote_tool.readable import readable_size
 from remote_tool.transport.sync.secrets import secret_in
 from remote_tool.workflows.artifacts.answer import Artifact, PulledJob
@@ -154,7 +154,7 @@ class JobPull:
                 continue
             # An unreadable file is kept.
             with suppress(OSError), self.folder.opened() as root:
-                found = list(Search(root).find(pattern.glob))
+                found = list(ArtifactSearch(root).find(pattern.glob))
                 units = set(newest_units(found, pattern.newest))
                 matched |= {each.path for each in found}
                 kept |= {each.path for each in found if each.unit in units}

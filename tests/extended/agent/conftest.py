@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from remote_tool.agent.proc import processes
-from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.protocol.framing import Frame, FrameReader
 from remote_tool.workflows.agent_sources import source_archive
 
@@ -237,7 +237,9 @@ class PretendServer:
             supervisor = None
         return [
             process.pid
-            for process in Snapshot().members(job_id, str(self.jobs / job_id), supervisor.pid if supervisor else 0)
+            for process in ProcessSnapshot().members(
+                job_id, str(self.jobs / job_id), supervisor.pid if supervisor else 0
+            )
         ]
 
     def clean(self) -> None:

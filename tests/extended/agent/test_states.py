@@ -271,7 +271,7 @@ def test_a_supervisor_killed_before_its_command_may_run_starts_nothing(server: P
             folder = server.jobs / job["id"]
             while not folder.exists():
                 pass
-            for process in processes.Snapshot().processes.values():
+            for process in processes.ProcessSnapshot().processes.values():
                 if process.pid != call.process.pid and _is_supervisor_of(process.pid, str(folder)):
                     # The command ends by itself when its supervisor has.
                     with suppress(ProcessLookupError):

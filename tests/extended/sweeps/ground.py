@@ -13,7 +13,7 @@ import pytest
 
 from remote_tool import StartRequest, Workspace
 from remote_tool.agent import states
-from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.agent.supervisor.missing_folder import supervisors_by_job
 from remote_tool.protocol import job_folder
 from tests.leftovers import new_name
@@ -111,7 +111,7 @@ class Ground:
 
     def living(self) -> list[int]:
         """Every process of the jobs, and their supervisors, whatever became of their folders."""
-        snapshot = Snapshot()
+        snapshot = ProcessSnapshot()
         ids = {job.id for job in self.jobs}
         marked = [process.pid for process in snapshot.processes.values() if snapshot.mark(process).job_id in ids]
         supervisors = supervisors_by_job(snapshot)

@@ -11,7 +11,7 @@ def bring(folders: list[str], name: str, job_id: str) -> int:
     project = Folders(*folders)
     copy = copies.copy_of(project, name)
     assert copy is not None
-    return len(home.bring(copy, guests.Jobs(project.jobs), job_id).stuck)
+    return len(home.bring(copy, guests.ProjectJobs(project.jobs), job_id).stuck)
 
 
 def bring_whole(folders: list[str], name: str) -> int:

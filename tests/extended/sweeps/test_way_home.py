@@ -83,7 +83,7 @@ class HomeCase:
         copy = made.copy_for(job_id, NEW_COPY)
         os.close(made.folder)
         assert copy is not None
-        home.enter(copy, job_id, guests.Jobs(self.folders.jobs))
+        home.enter(copy, job_id, guests.ProjectJobs(self.folders.jobs))
         return copy, job_id
 
     def write_all(self, copy: copies.Copy) -> None:

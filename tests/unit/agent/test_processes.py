@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from remote_tool.agent.proc.processes import Snapshot, find_alive, read_process, send_signal
+from remote_tool.agent.proc.processes import ProcessSnapshot, find_alive, read_process, send_signal
 
 
 @pytest.mark.row(4)
@@ -21,7 +21,7 @@ def test_a_process_with_the_pid_of_a_record_and_another_start_time_is_another_on
 
 @pytest.mark.row(4)
 def test_a_process_that_has_got_the_pid_of_a_command_does_not_belong_to_its_job() -> None:
-    snapshot = Snapshot()
+    snapshot = ProcessSnapshot()
     this = snapshot.processes[os.getpid()]
 
     def belongs(command: dict[str, int]) -> bool:

@@ -13,9 +13,9 @@ from remote_tool.protocol.marks import ATTEMPT_VARIABLE
 from remote_tool.protocol.setup_script import DONE
 
 if TYPE_CHECKING:
-    from remote_tool.agent.supervisor.outcome import Outcome
+    from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
-    from remote_tool.agent.supervisor.shell import End
+    from remote_tool.agent.supervisor.shell import CommandEnd
 
 # A shell reports a signal that ended its program so.
 _SIGNALED = 128
@@ -41,7 +41,7 @@ class Attempts:
             return plan._replace(script=b"%bexport %b=%d\n%b%b" % (before, name.encode(), number, begun, rest))
         return plan._replace(environment={**plan.environment, name.encode(): b"%d" % number})
 
-    def prepare_next(self, plan: Plan, outcome: Outcome, *, is_stopping: bool) -> bool:
+    def prepare_next(self, plan: Plan, outcome: JobOutcome, *, is_stopping: bool) -> bool:
         """Forget a failed attempt, and return True, if there is to be another; its processes must have ended."""
         end = outcome.end
         is_over = is_stopping or outcome.was_stopped or bool(outcome.unkillable)
@@ -60,17 +60,17 @@ class Attempts:
         return True
 
 
-def _is_for(plan: Plan, end: End) -> bool:
+def _is_for(plan: Plan, end: CommandEnd) -> bool:
     """Return whether a command that ended so is run again."""
     if end.exit_code == 0:
         return False
     return not plan.spec["retry_on"] or any(_matches(end, each) for each in plan.spec["retry_on"])
 
 
-def _matches(end: End, wanted: str) -> bool:
-    if wanted.isdigit():
-        return end.exit_code == int(wanted)
-    return end.signal == wanted or end.exit_code == _SIGNALED + signal.Signals.__members__.get(wanted, 0)
+def _matches(end: CommandEnd, expected: str) -> bool:
+    if expected.isdigit():
+        return end.exit_code == int(expected)
+    return end.signal == expected or end.exit_code == _SIGNALED + signal.Signals.__members__.get(expected, 0)
 
 
 def say(plan: Plan, text: str) -> None:

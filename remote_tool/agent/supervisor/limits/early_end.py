@@ -13,7 +13,7 @@ from remote_tool.protocol.nvidia_smi import FORMAT, SILENCE
 
 if TYPE_CHECKING:
     from remote_tool.agent.supervisor.plan import Plan
-    from remote_tool.agent.supervisor.records import Records
+    from remote_tool.agent.supervisor.records import RecordWriter
 
 _QUERY = "--query-gpu=index,uuid,utilization.gpu"
 _QUERY_FIELDS = 3
@@ -30,7 +30,7 @@ _UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 class EarlyEnd:
     """Decides whether a running job is to be stopped by its own limits."""
 
-    def __init__(self, plan: Plan, records: Records) -> None:
+    def __init__(self, plan: Plan, records: RecordWriter) -> None:
         self._plan = plan
         self._records = records
         self._idle = IdleGpus(plan, plan.spec["stop_if_idle"]) if plan.spec["stop_if_idle"] else None
@@ -46,7 +46,7 @@ class EarlyEnd:
         return {"signal": "SIGTERM", "grace": self._plan.spec["grace"], "why": why} if why else None
 
     def pause(self) -> None:
-        """End what looks at the GPUs: no command is running."""
+        """End nvidia-smi: no command is running."""
         if self._idle is not None:
             self._idle.pause()
 
@@ -75,7 +75,7 @@ class IdleGpus:
         return min(self._answers.values(), default=0)
 
     def look(self, now: float) -> str:
-        """Take what nvidia-smi says, ask when due, and return why the job is stopped; never waits."""
+        """Take the answers of nvidia-smi, ask when due, and return why the job is stopped; never waits."""
         if self._program is None and now - self._asked_at >= min(_LOOK_SECONDS, self._limit / _LOOK_PART):
             self._ask(now)
         if self._program is not None:
@@ -90,7 +90,7 @@ class IdleGpus:
         return f"used its GPUs for less than {_IDLE_BELOW:.0f} % in the last {spell(self._limit)}: stop_if_idle, {how}"
 
     def pause(self) -> None:
-        """End nvidia-smi, and forget what it said."""
+        """End nvidia-smi, and forget its answers."""
         self._end()
         self._asked_at, self._told_at = float("-inf"), None
         self._seen, self._idle_since = {}, None
@@ -126,14 +126,14 @@ class IdleGpus:
             self._end()
 
     def _take(self, line: str, now: float) -> None:
-        """Take what nvidia-smi says about one GPU; an error, or a GPU that does not say, counts as used."""
+        """Take the answer about one GPU; an error, or a GPU without a number, counts as used."""
         self._heard_at = now
         *gpu, load = (field.strip() for field in line.split(","))
         if len(gpu) != _QUERY_FIELDS - 1:
             self._idle_since = None
             return
-        wanted, name = self._wanted(), tuple(gpu)
-        if wanted and not any(_is_called(name, each) for each in wanted):
+        visible, name = self._visible_gpus(), tuple(gpu)
+        if visible and not any(_is_called(name, each) for each in visible):
             return
         self._seen[name] = now
         if not load.isdigit() or float(load) >= _IDLE_BELOW:
@@ -146,11 +146,11 @@ class IdleGpus:
     def _is_known(self, now: float) -> bool:
         """Return whether every GPU of the job has answered lately, and none has become silent."""
         latest = now - SILENCE - (_INTERVAL if self._is_running else _LOOK_SECONDS)
-        names = self._wanted()
+        names = self._visible_gpus()
         found = all(any(_is_called(gpu, name) for gpu in self._seen) for name in names) and bool(self._seen)
         return found and all(seen >= latest for seen in self._seen.values())
 
-    def _wanted(self) -> List[str]:
+    def _visible_gpus(self) -> List[str]:
         return [name.strip() for name in gpus_of(self._plan).split(",") if name.strip()]
 
     def _tell(self, now: float, *, is_near: bool) -> None:

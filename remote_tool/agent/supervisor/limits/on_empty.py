@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional, Set, Tuple
 
 from remote_tool.agent.activation import check_user
 from remote_tool.agent.proc import processes
-from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.agent.supervisor import on_end
 from remote_tool.agent.supervisor.plan import OnEmpty
 from remote_tool.protocol import job_folder
@@ -46,15 +46,15 @@ def read_on_empty(value: Any) -> OnEmpty:  # noqa: ANN401 - from the request, ch
     return OnEmpty(value["command"], secrets, value["after"])
 
 
-def prepare(plan: Plan, events: Events) -> Optional[Waiter]:
+def prepare(plan: Plan, events: Events) -> Optional[OnEmptyWaiter]:
     """Return the waiter of a job that has just ended; None if the system is short of something it needs."""
     try:
-        return Waiter(plan, events)
+        return OnEmptyWaiter(plan, events)
     except OSError:
         return None
 
 
-class Waiter:
+class OnEmptyWaiter:
     """Waits until nothing is left, from the end of a job on."""
 
     def __init__(self, plan: Plan, events: Events) -> None:
@@ -111,9 +111,9 @@ class Waiter:
         return set(filter(is_job_id, os.listdir(os.path.dirname(self._plan.path))))
 
     def _look(self) -> str:
-        """Return what the others mean for this waiter, the most important first."""
+        """Return how the other jobs affect this waiter, the most important first."""
         try:
-            snapshot = Snapshot()
+            snapshot = ProcessSnapshot()
             found = {self._meaning(process) for process in snapshot.processes.values() if process.is_alive}
         except OSError:
             # Out of descriptors: nothing is known.

@@ -12,7 +12,7 @@ import pytest
 
 from remote_tool.agent.artifacts import send
 from remote_tool.protocol import artifact_search
-from remote_tool.protocol.artifact_search import Search
+from remote_tool.protocol.artifact_search import ArtifactSearch
 from tests.extended.agent.conftest import PretendServer, wait_until
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def root(tmp_path: Path) -> Iterator[int]:
 )
 def test_a_glob_finds_what_it_names(root: int, tmp_path: Path, glob: str, found: list[str]) -> None:
     make_files(tmp_path, "a.pt", ".dot", "in/b.pt", "in/.hidden", "in/deep/c.pt", ".git/x.pt", ".jobs/1/y.pt")
-    assert sorted({each.path for each in Search(root).find(glob)}) == found
+    assert sorted({each.path for each in ArtifactSearch(root).find(glob)}) == found
 
 
 def test_no_link_is_followed_and_what_is_no_file_is_passed_over(root: int, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_no_link_is_followed_and_what_is_no_file_is_passed_over(root: int, tmp_p
     (tmp_path / "link.pt").symlink_to(tmp_path / "in" / "a.pt")
     os.mkfifo(tmp_path / "pipe.pt")
     for glob in ("**/*.pt", "folder/*", "folder/", "link.pt", "pipe.pt"):
-        assert {each.path for each in Search(root).find(glob)} <= {"in/a.pt"}, glob
+        assert {each.path for each in ArtifactSearch(root).find(glob)} <= {"in/a.pt"}, glob
 
 
 def test_an_error_that_may_pass_is_not_taken_for_an_empty_folder(root: int, tmp_path: Path) -> None:
@@ -96,18 +96,18 @@ def test_an_error_that_may_pass_is_not_taken_for_an_empty_folder(root: int, tmp_
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, limit[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            list(Search(root).find("in/*"))
+            list(ArtifactSearch(root).find("in/*"))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_a_search_is_bounded_in_entries_and_depth(root: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_files(tmp_path, *(f"{number}.pt" for number in range(20)), "/".join(["x"] * 80 + ["deep.txt"]))
-    search = Search(root)
+    search = ArtifactSearch(root)
     assert len(list(search.find("**/*.pt"))) == 20
     assert search.is_cut
     monkeypatch.setattr(artifact_search, "MOST_ENTRIES", 10)
-    search = Search(root)
+    search = ArtifactSearch(root)
     assert len(list(search.find("*"))) < 20
     assert search.is_cut
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.agent.cleaning.leftovers import Leftovers
+from remote_tool.agent.cleaning.leftovers import LeftoverScan
 from remote_tool.agent.cleaning.removed_jobs import MOST
 from remote_tool.agent.requests import Folders
 from tests.extended.agent.conftest import wait_until
@@ -255,7 +255,7 @@ def test_files_that_could_not_be_removed_are_not_reported_as_removed(
     folder = tmp_path / "environment"
     folder.mkdir()
     (folder / "file").write_bytes(b"x" * 10_000)
-    scan = Leftovers(Folders("", "", ""), None, dry_run=False, deadline=time.monotonic() + seconds)
+    scan = LeftoverScan(Folders("", "", ""), None, dry_run=False, deadline=time.monotonic() + seconds)
     parent = os.open(tmp_path, os.O_RDONLY)
     try:
         told = scan.take("environments", [(parent, folder.name)])

@@ -47,7 +47,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("is_linked", [True, False], ids=["a link in the old place", "no link"])
 def test_output_that_is_linked_from_a_moved_project_comes_home(project: Path, *, is_linked: bool) -> None:
     copy = take_in(project)
-    home.enter(copy, "job", guests.Jobs(str(project / JOBS)))
+    home.enter(copy, "job", guests.ProjectJobs(str(project / JOBS)))
     (project / copy.code / "out").mkdir()
     (project / copy.code / "out" / "model.pt").write_text("model\n")
     # As the end of another job in the same copy leaves it.
@@ -58,7 +58,7 @@ def test_output_that_is_linked_from_a_moved_project_comes_home(project: Path, *,
         project.symlink_to(after)
     moved = copies.copy_of(folders_of(after), copy.name)
     assert moved is not None
-    told = home.bring(moved, guests.Jobs(str(after / JOBS)), "job").describe(copy.name)
+    told = home.bring(moved, guests.ProjectJobs(str(after / JOBS)), "job").describe(copy.name)
     assert told == []
     assert not (after / "out").is_symlink()
     assert (after / "out" / "model.pt").read_text() == "model\n"
@@ -82,12 +82,12 @@ def test_a_sent_file_that_a_job_changed_stays_in_its_copy_without_hard_links(
         raise PermissionError(errno.EPERM, "no hard links")
 
     copy = take_in(project)
-    home.enter(copy, "job", guests.Jobs(str(project / JOBS)))
+    home.enter(copy, "job", guests.ProjectJobs(str(project / JOBS)))
     changed = project / copy.code / "src" / "part.txt"
     changed.write_text("changed\n")
     monkeypatch.setattr(os, "link", refuse)
     for job_id in ("job", ""):
-        home.bring(copy, guests.Jobs(str(project / JOBS)), job_id)
+        home.bring(copy, guests.ProjectJobs(str(project / JOBS)), job_id)
         assert changed.read_text() == "changed\n"
         assert {path.name: path.read_text() for path in (project / "src").iterdir()} == {
             "part.txt": "old\n",
@@ -99,7 +99,7 @@ def test_a_folder_of_another_user_is_linked_from_the_project_until_it_can_move(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = take_in(project)
-    home.enter(copy, "job", guests.Jobs(str(project / JOBS)))
+    home.enter(copy, "job", guests.ProjectJobs(str(project / JOBS)))
     folder = project / copy.code / "out"
     folder.mkdir()
     (folder / "model.pt").write_text("model\n")
@@ -110,7 +110,7 @@ def test_a_folder_of_another_user_is_linked_from_the_project_until_it_can_move(
             raise PermissionError(errno.EACCES, "Permission denied")
         rename(old, new)
 
-    jobs = guests.Jobs(str(project / JOBS))
+    jobs = guests.ProjectJobs(str(project / JOBS))
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", refuse)
         for job_id in ("job", ""):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.agent.proc.processes import Snapshot
+from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.agent.supervisor.shell import SCRIPT_DESCRIPTOR, loading_words
 from tests.extended.agent.conftest import PATIENCE, Call, PretendServer, wait_until
 from tests.processes import read_of
@@ -45,14 +45,14 @@ def marked(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "id"
     yield path
     if path.exists():
-        for process in Snapshot().members(path.read_text().strip(), ""):
+        for process in ProcessSnapshot().members(path.read_text().strip(), ""):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
 
 
 def members(marked: Path) -> list[int]:
     """Look for living processes of the command that wrote its id there."""
-    return [process.pid for process in Snapshot().members(marked.read_text().strip(), "")]
+    return [process.pid for process in ProcessSnapshot().members(marked.read_text().strip(), "")]
 
 
 @pytest.mark.row(6)
@@ -126,7 +126,7 @@ def test_a_long_command_with_a_secret_is_seen_by_nobody(server: PretendServer) -
     command = f"echo start; sleep 60; : canary-7391 {'x' * 300_000}"
     with server.open("run", command=command, environment={}) as call:
         wait_until(lambda: b"start" in os.read(call.stdout.fileno(), 4096))
-        for process in Snapshot().processes.values():
+        for process in ProcessSnapshot().processes.values():
             assert process.pid == os.getpid() or b"canary-7391" not in read_of(process.pid, "cmdline")
         assert not [path for path in server.scripts.iterdir() if path.name.startswith(".run")]
 

@@ -215,7 +215,7 @@ def test_environment_values_are_never_written_or_shown(server: PretendServer) ->
     assert server.record(job_id, "spec")["environment_names"] == ["TOKEN"]
     for path, content in contents_below(server.home):
         assert secret.encode() not in content, path
-    for process in processes.Snapshot().processes.values():
+    for process in processes.ProcessSnapshot().processes.values():
         if process.pid != os.getpid():
             assert secret.encode() not in read_of(process.pid, "cmdline")
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.agent.launch import first_node, other_node
 from remote_tool.agent.launch.cause import Membership
-from remote_tool.agent.launch.other_node import OtherNode
+from remote_tool.agent.launch.other_node import OtherNodeWatch
 from remote_tool.agent.supervisor.launch import make_watch
 from remote_tool.protocol import job_folder
 
@@ -44,7 +44,7 @@ def watch(size: int, port: int, ranks: Sequence[int]) -> None:
     causes = [node.verdict for node in nodes if node.verdict is not None]
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(lambda node: node.leave(), nodes))
-    joined = sum(node._joined.is_set() for node in nodes if isinstance(node, OtherNode))
+    joined = sum(node._joined.is_set() for node in nodes if isinstance(node, OtherNodeWatch))
     _tell(json.dumps({"joined": joined, "gave up": sorted({cause.what for cause in causes})}))
 
 

@@ -23,9 +23,9 @@ import pytest
 
 from remote_tool.agent.launch import heartbeat
 from remote_tool.agent.launch.cause import Cause, find_rank_error, read_cause, read_membership
-from remote_tool.agent.launch.first_node import FirstNode, listen_on
-from remote_tool.agent.launch.other_node import OtherNode
-from remote_tool.agent.launch.wire import PeerClosed, Session
+from remote_tool.agent.launch.first_node import FirstNodeWatch, listen_on
+from remote_tool.agent.launch.other_node import OtherNodeWatch
+from remote_tool.agent.launch.wire import PeerClosed, PeerSession
 from remote_tool.agent.proc.processes import find_alive
 from remote_tool.agent.supervisor.launch import make_watch
 from tests.below import contents_below
@@ -249,7 +249,7 @@ def test_a_node_that_hangs_for_less_than_lost_after_is_not_lost(start: Callable[
     launch.wait_until_joined()
     supervisor = launch.server.supervisor(launch.ids[hanging])
     os.kill(supervisor, signal.SIGSTOP)
-    time.sleep(heartbeat.GONE_SECONDS + 2)
+    time.sleep(heartbeat.RECONNECT_SECONDS + 2)
     os.kill(supervisor, signal.SIGCONT)
     assert [end["exit_code"] for end in launch.end(0, 1, 2)] == [0, 0, 0]
     wait_until(launch.is_gone, "the end of the supervisors")
@@ -271,7 +271,7 @@ def test_a_launch_of_hundreds_of_nodes_joins_over_long_ways_and_goes_on(size: in
         there = proxy.getsockname()[1]
         others = [stack.enter_context(far_nodes("watch", size, there, *part)) for part in parts]
         assert [other.stdout.readline() for other in others] == ["started\n"] * len(others)
-        time.sleep(heartbeat.GONE_SECONDS + 2)
+        time.sleep(heartbeat.RECONNECT_SECONDS + 2)
         ends = [json.loads(each.communicate(timeout=300)[0]) for each in (*others, first)]
     joined = [last - rank + 1 for rank, last in parts]
     assert ends == [{"joined": count, "gave up": []} for count in (*joined, 0)]
@@ -289,7 +289,7 @@ def test_all_nodes_of_a_large_launch_may_connect_before_one_of_them_is_known(tmp
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         node = make_watch(read_membership(place, 0, 1), folder)
-        assert isinstance(node, FirstNode)
+        assert isinstance(node, FirstNodeWatch)
         for each in (node._listener, node._woken, node._wake):
             stack.enter_context(each)
         peers = []
@@ -314,9 +314,9 @@ def test_a_node_has_joined_when_the_first_one_knows_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = {"servers": NAMES, "address": "127.0.0.1", "port": listener.getsockname()[1], "secret": "s" * 64}
         node = make_watch(read_membership(place, 1, 2), folder)
-        assert isinstance(node, OtherNode)
+        assert isinstance(node, OtherNodeWatch)
         node.start()
-        first = Session(listener.accept()[0], b"s" * 64, 0)
+        first = PeerSession(listener.accept()[0], b"s" * 64, 0)
         # The second beat comes long after it has read the greeting.
         for _ in range(2):
             wait_until(first.receive, "a beat")
@@ -439,7 +439,7 @@ def test_a_client_without_the_secret_changes_nothing(start: Callable[..., Launch
     stop = {"failed": Cause(1, "failed", "an attack").as_message(), "done": True}
     for secret in (b"x" * 64, b""):
         with socket.create_connection(("127.0.0.1", launch.port), 5) as connection:
-            session = Session(connection, secret, 1)
+            session = PeerSession(connection, secret, 1)
             session.send(stop)
             with pytest.raises(PeerClosed):
                 hear_until_gone(session)
@@ -454,7 +454,7 @@ def test_a_client_without_the_secret_changes_nothing(start: Callable[..., Launch
     assert [end["exit_code"] for end in launch.end(0, 1, 2)] == [0, 0, 0]
 
 
-def hear_until_gone(session: Session) -> None:
+def hear_until_gone(session: PeerSession) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         session.receive()

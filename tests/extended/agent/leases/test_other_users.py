@@ -23,7 +23,16 @@ import pytest
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim
-from remote_tool.agent.leases.listing import HELD, LEASE, Lease, Listing, Ticket, boot_id, lease_as_json, name_ticket
+from remote_tool.agent.leases.listing import (
+    HELD,
+    LEASE,
+    Lease,
+    LeaseListing,
+    Ticket,
+    boot_id,
+    lease_as_json,
+    name_ticket,
+)
 from remote_tool.agent.leases.standing import Standing
 
 from .test_queue import Job, Machine, replace_surroundings
@@ -126,7 +135,7 @@ def test_the_lease_of_another_user_is_respected_until_it_is_given_up(
 ) -> None:
     strangers.append(Stranger(publish_lease))
     assert not job.settle()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         (lease,) = listing.live_leases()
     assert (lease.uid, lease.name, lease.gpus) == (STRANGER, "their job", ("GPU-0",))
     strangers[0].kill()
@@ -191,7 +200,7 @@ def test_what_is_not_a_lease_or_a_pipe_is_ignored_and_named(
 
     strangers.append(Stranger(make_nonsense))
     assert job.settle()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         ignored = {each.name for each in listing.ignored if each.uid == STRANGER}
     # Root may read what is hidden from others.
     assert ignored == {f"{name}{LEASE}" for name in ("huge", "deep", "text", "linked", "hidden")}
@@ -267,7 +276,7 @@ def test_a_folder_with_too_many_files_is_read_in_part_and_named(
 
     strangers.append(Stranger(fill))
     assert job.settle()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert [(each.uid, each.why) for each in listing.ignored] == [(STRANGER, "has more files than jobs can have")]
 
 
@@ -281,7 +290,7 @@ def test_a_folder_in_the_name_of_another_user_is_ignored_by_others_and_named_to_
         fifo.hold(os.open(forged, os.O_RDONLY), name_ticket(Ticket("", 0, 100, 0, 1, "forged")))
 
     strangers.append(Stranger(take_name))
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert listing.tickets == []
     assert not job.settle()
     assert job.why == f"{base}/remote-tool-0 belongs to {STRANGER}, who or an administrator has to remove it"
@@ -319,7 +328,7 @@ def test_a_lease_of_the_kernel_on_the_file_of_another_user_is_no_error(job: Job,
 
     held: list[object] = []
     strangers.append(Stranger(lease_file))
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert [(each.uid, each.name) for each in listing.ignored] == [(STRANGER, f"locked{LEASE}")]
     assert job.settle()
 
@@ -352,7 +361,7 @@ def test_another_user_sees_leases_of_root(machine: Machine, job: Job, strangers:
     seen, tell = os.pipe()
 
     def look(_folder: Path) -> None:
-        with Listing() as listing:
+        with LeaseListing() as listing:
             os.write(tell, repr([(lease.uid, lease.gpus) for lease in listing.live_leases()]).encode())
 
     strangers.append(Stranger(look))

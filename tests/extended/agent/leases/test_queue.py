@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from remote_tool.agent.leases import fifo, folders, foreign, waiter
 from remote_tool.agent.leases.claim import Claim
 from remote_tool.agent.leases.folders import BASE_VARIABLE, LeaseError
-from remote_tool.agent.leases.foreign import GpuAnswer
-from remote_tool.agent.leases.listing import Lease, Listing, Ticket, name_ticket, parse_ticket
-from remote_tool.agent.leases.waiter import LeaseRequest, Waiter
-from remote_tool.agent.machine.gpu_use import GpuProcess
+from remote_tool.agent.leases.foreign import NvidiaSmiAnswer
+from remote_tool.agent.leases.listing import Lease, LeaseListing, Ticket, name_ticket, parse_ticket
+from remote_tool.agent.leases.waiter import LeaseRequest, LeaseWaiter
+from remote_tool.agent.machine.gpu_use import ProcessOnGpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +42,9 @@ class Machine:
     def monotonic(self) -> float:
         return self.now
 
-    def answer(self) -> GpuAnswer:
+    def answer(self) -> NvidiaSmiAnswer:
         gpus = [{"index": index, "uuid": f"GPU-{index}", "load": 0.0, "used": 0.0} for index in range(self.gpus)]
-        return GpuAnswer(gpus, [GpuProcess(f"GPU-{index}", 71, 1.0, "bob", "") for index in sorted(self.used)])
+        return NvidiaSmiAnswer(gpus, [ProcessOnGpu(f"GPU-{index}", 71, 1.0, "bob", "") for index in sorted(self.used)])
 
 
 def replace_surroundings(patch: pytest.MonkeyPatch, machine: Machine, base: Path) -> None:
@@ -63,7 +63,7 @@ def replace_surroundings(patch: pytest.MonkeyPatch, machine: Machine, base: Path
             self.leased = leased
             return ""
 
-        def take(self) -> GpuAnswer:
+        def take(self) -> NvidiaSmiAnswer:
             self.is_open = False
             return machine.answer()._replace(leased=self.leased)
 
@@ -95,7 +95,7 @@ class Job:
     def __init__(self, gpus: int, priority: int = 0, *, backfill: bool = False, **fields: Any) -> None:
         self.id = f"job-{next(_numbers)}"
         request = LeaseRequest(self.id, "", gpus, priority, backfill=backfill, idle_after=IDLE_AFTER, **fields)
-        self.waiter: Waiter | None = Waiter(request)
+        self.waiter: LeaseWaiter | None = LeaseWaiter(request)
         self.request = request
         self.claim: Claim | None = None
         self.ticket: Ticket | None = None
@@ -170,7 +170,7 @@ def test_a_job_gets_all_its_gpus_or_none(jobs: list[Job]) -> None:
     jobs += [Job(1), Job(2)]
     assert jobs[0].settle()
     assert not jobs[1].settle()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert [lease.job_id for lease in listing.leases] == [jobs[0].id]
     jobs[0].end()
     assert jobs[1].settle()
@@ -253,7 +253,7 @@ def test_the_gpus_of_a_job_that_was_killed_are_free_once_its_processes_are_gone(
     assert not jobs[1].settle()
     machine.left = set()
     assert jobs[1].settle()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert [lease.job_id for lease in listing.leases] == [jobs[1].id]
 
 
@@ -276,7 +276,7 @@ def test_the_ticket_of_a_job_that_was_killed_holds_nobody_up_and_is_removed(jobs
     jobs[1].die()
     jobs[0].end()
     assert jobs[2].settle()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert listing.tickets == []
 
 
@@ -287,7 +287,7 @@ def test_of_two_leases_of_a_gpu_the_older_is_kept_and_an_undecided_one_is_waited
     folder = folders.open_own()
     older = Claim(folder, "older", "", ("GPU-0", "GPU-1"))
     younger = Claim(folder, "younger", "", ("GPU-1",))
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert older.find_rivals(listing) == []
         assert [lease.job_id for lease in younger.find_rivals(listing)] == ["older"]
     younger.release()
@@ -309,15 +309,15 @@ def test_a_lease_that_ends_while_it_is_looked_at_ends_the_wait_for_it(
     assert jobs[0].settle()
     assert not jobs[1].settle()
     assert not jobs[1].is_due()
-    listed = Listing.live_leases
+    listed = LeaseListing.live_leases
 
-    def end_after_listing(listing: Listing) -> list[Lease]:
+    def end_after_listing(listing: LeaseListing) -> list[Lease]:
         found = listed(listing)
         jobs[0].close()
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Listing, "live_leases", end_after_listing)
+        patch.setattr(LeaseListing, "live_leases", end_after_listing)
         assert not jobs[1].step()
     assert jobs[1].is_due()
     assert jobs[1].settle()
@@ -329,7 +329,7 @@ def test_a_lease_that_took_long_to_publish_is_withdrawn(monkeypatch: pytest.Monk
     moments = iter([0, 1, 6 * 10**9])
     monkeypatch.setattr("remote_tool.agent.leases.claim.now_stamp", lambda: next(moments))
     late = Claim(folder, "late", "", ("GPU-0",))
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert [lease.job_id for lease in late.find_rivals(listing)] == ["late"]
     late.release()
     os.close(folder)
@@ -351,7 +351,7 @@ def test_jobs_whose_places_were_removed_return_to_them_before_anybody_goes_on(
     assert not jobs[2].settle()
     assert jobs[0].claim is not None
     jobs[0].claim.publish_again_if_removed()
-    with Listing() as listing:
+    with LeaseListing() as listing:
         assert [ticket.job_id for ticket in listing.tickets] == [jobs[2].id, jobs[1].id, jobs[3].id]
         assert [lease.job_id for lease in listing.live_leases()] == [jobs[0].id]
     clock.now += 20
@@ -368,7 +368,7 @@ def test_a_lease_of_which_one_file_was_removed_is_whole_again(jobs: list[Job], t
     for kind in ("held", "lease"):
         (tmp_path / f"remote-tool-{os.geteuid()}" / f"{jobs[0].id}.{kind}").unlink()
         jobs[0].claim.publish_again_if_removed()
-        with Listing() as listing:
+        with LeaseListing() as listing:
             assert [lease.job_id for lease in listing.live_leases()] == [jobs[0].id]
     jobs[0].end()
     assert not [*(tmp_path / f"remote-tool-{os.geteuid()}").iterdir()]
@@ -482,7 +482,7 @@ class Queue(RuleBasedStateMachine):
     def leases_are_those_of_the_living(self) -> None:
         if not self.jobs:
             return
-        with Listing() as listing:
+        with LeaseListing() as listing:
             alive = {lease.job_id: lease.gpus for lease in listing.live_leases()}
         assert alive == {job.id: job.claim.lease.gpus for job in self.holding if job.claim}
 

@@ -23,7 +23,7 @@ from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, set_gpus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from remote_tool.agent.leases.foreign import GpuAnswer
+    from remote_tool.agent.leases.foreign import NvidiaSmiAnswer
     from tests.extended.agent.conftest import PretendServer
 
 COUNT = 20
@@ -98,7 +98,7 @@ class Asker:
     def ask(self, *leased: str, anew: bool = False) -> str:
         return self.question.ask(self._folder, frozenset(leased), anew=anew)
 
-    def answer(self) -> GpuAnswer:
+    def answer(self) -> NvidiaSmiAnswer:
         """Wait for the answer."""
         while True:
             poll = select.poll()
@@ -109,7 +109,7 @@ class Asker:
             if found is not None:
                 return found
 
-    def asks(self, *leased: str, anew: bool = False) -> GpuAnswer:
+    def asks(self, *leased: str, anew: bool = False) -> NvidiaSmiAnswer:
         assert self.ask(*leased, anew=anew) == ""
         return self.answer()
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from remote_tool.agent.proc import processes
-from remote_tool.agent.proc.processes import Snapshot, find_alive, read_process, send_signal
+from remote_tool.agent.proc.processes import ProcessSnapshot, find_alive, read_process, send_signal
 from remote_tool.protocol.marks import JOB_MARKER
 from tests.extended.agent.conftest import PATIENCE, wait_until
 
@@ -103,7 +103,7 @@ def test_members_are_found_by_marker_and_descent_but_not_beyond_another_job() ->
     with subprocess.Popen(["sh", "-c", shell], env=environment, stdout=subprocess.PIPE) as process:
         try:
             everything = wait_until(lambda: (found := _sleeps()) and len(found) == 5 and found, "five processes")
-            snapshot = Snapshot()
+            snapshot = ProcessSnapshot()
             mine = {pid.pid for pid in snapshot.members("mine", "")}
             other = {pid.pid for pid in snapshot.members("other", "")}
             assert process.pid in mine
@@ -118,7 +118,7 @@ def test_members_are_found_by_marker_and_descent_but_not_beyond_another_job() ->
 
 def _sleeps() -> dict[str, int]:
     found = {}
-    for process in Snapshot().processes.values():
+    for process in ProcessSnapshot().processes.values():
         try:
             with open(f"/proc/{process.pid}/cmdline", "rb") as stream:  # noqa: PTH123
                 words = stream.read().decode(errors="replace").split("\0")
@@ -152,9 +152,9 @@ def test_what_is_older_than_a_run_is_not_looked_into(victim: subprocess.Popen[by
         young = read_process(started[-1].pid)
         assert young is not None
         # Of a process that has just become its program, the kernel does not show the variables yet.
-        wait_until(lambda: young.pid in {process.pid for process in Snapshot().members("run-1", "")})
+        wait_until(lambda: young.pid in {process.pid for process in ProcessSnapshot().members("run-1", "")})
         with mock.patch.object(processes, "read_mark", wraps=processes.read_mark) as scan:
-            found = Snapshot().members("run-1", "", since=young.start_time)
+            found = ProcessSnapshot().members("run-1", "", since=young.start_time)
         assert young.pid in {process.pid for process in found}
         assert mock.call(victim.pid) not in scan.mock_calls
     finally:

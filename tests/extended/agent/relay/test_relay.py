@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.protocol import relay_files
-from remote_tool.protocol.relay_files import Entry
+from remote_tool.protocol.relay_files import RelayFile
 from remote_tool.workflows.sync.relay_certificate import KeyPair, make_key_pair
 from tests.extended.agent.conftest import PretendServer
 
@@ -38,7 +38,7 @@ def other(tmp_path: Path, installed: Path) -> PretendServer:
     return PretendServer(tmp_path / "other", installed)
 
 
-def write(server: PretendServer, name: str, content: bytes, mode: int = 0o640) -> Entry:
+def write(server: PretendServer, name: str, content: bytes, mode: int = 0o640) -> RelayFile:
     """Write a file of a server's project, and return how the client's list has it."""
     path = server.project / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,11 +46,11 @@ def write(server: PretendServer, name: str, content: bytes, mode: int = 0o640) -
     path.chmod(mode)
     modified = SECOND * 10**9 + 5
     os.utime(path, ns=(modified, modified))
-    return Entry(hashlib.sha256(content).hexdigest().encode(), mode, len(content), modified, os.fsencode(name))
+    return RelayFile(hashlib.sha256(content).hexdigest().encode(), mode, len(content), modified, os.fsencode(name))
 
 
 @pytest.fixture
-def entries(server: PretendServer) -> list[Entry]:
+def entries(server: PretendServer) -> list[RelayFile]:
     contents = (b"print(1)\n", b"two\n", b"", os.urandom(700_000))
     return [write(server, name, content) for name, content in zip(NAMES, contents, strict=True)]
 
@@ -61,7 +61,7 @@ def keys(pair: KeyPair) -> dict[str, Any]:
 
 @contextmanager
 def sharing(
-    server: PretendServer, pair: KeyPair, entries: list[Entry], address: str | None = None
+    server: PretendServer, pair: KeyPair, entries: list[RelayFile], address: str | None = None
 ) -> Iterator[tuple[Call, int]]:
     """Have a server hand on what a list says; yields the call and its port."""
     packed = relay_files.pack(entries)
@@ -72,12 +72,12 @@ def sharing(
         yield call, frame.header["port"]
 
 
-def open_fetch(server: PretendServer, pair: KeyPair, entries: list[Entry], port: int, **fields: Any) -> Call:
+def open_fetch(server: PretendServer, pair: KeyPair, entries: list[RelayFile], port: int, **fields: Any) -> Call:
     digest = relay_files.digest_of(relay_files.pack(entries))
     return server.open("fetch", addresses=["127.0.0.1"], port=port, digest=digest, **keys(pair), **fields)
 
 
-def fetch(server: PretendServer, pair: KeyPair, entries: list[Entry], port: int, **fields: Any) -> dict[str, Any]:
+def fetch(server: PretendServer, pair: KeyPair, entries: list[RelayFile], port: int, **fields: Any) -> dict[str, Any]:
     """Ask as a sync does, whose stdin stays open; return the answer, with the names instead of bits."""
     with open_fetch(server, pair, entries, port, **fields) as call:
         answer = call.rest()[-1].header
@@ -87,7 +87,7 @@ def fetch(server: PretendServer, pair: KeyPair, entries: list[Entry], port: int,
 
 
 def test_listed_files_arrive_as_listed(
-    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry]
+    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[RelayFile]
 ) -> None:
     write(server, ".env", b"TOKEN=canary\n")
     with sharing(server, pair, entries) as (_, port):
@@ -104,7 +104,7 @@ def test_listed_files_arrive_as_listed(
 
 
 def test_what_differs_as_rsync_compares_is_brought_and_with_checksum_by_what_it_holds(
-    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry]
+    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[RelayFile]
 ) -> None:
     write(other, "a.py", b"print(2)\n")
     with sharing(server, pair, entries[:1]) as (_, port):
@@ -118,7 +118,7 @@ def test_what_differs_as_rsync_compares_is_brought_and_with_checksum_by_what_it_
 
 
 def test_it_ends_with_its_client_and_its_port_with_it(
-    server: PretendServer, pair: KeyPair, entries: list[Entry]
+    server: PretendServer, pair: KeyPair, entries: list[RelayFile]
 ) -> None:
     with sharing(server, pair, entries) as (call, port):
         connection = socket.create_connection(("127.0.0.1", port))
@@ -130,7 +130,7 @@ def test_it_ends_with_its_client_and_its_port_with_it(
 
 @pytest.mark.row(111)
 def test_the_key_is_on_no_disk_and_in_no_command_line(
-    server: PretendServer, pair: KeyPair, entries: list[Entry]
+    server: PretendServer, pair: KeyPair, entries: list[RelayFile]
 ) -> None:
     secret = pair.key.splitlines()[1].encode()
     with sharing(server, pair, entries) as (call, _):
@@ -154,7 +154,7 @@ def strangers_context(pair: KeyPair | None, tmp_path: Path) -> ssl.SSLContext:
 @pytest.mark.row(105, 106)
 @pytest.mark.parametrize("with_certificate", [False, True])
 def test_a_stranger_gets_nothing_and_can_send_nothing(
-    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry], tmp_path: Path,
+    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[RelayFile], tmp_path: Path,
     *, with_certificate: bool,
 ) -> None:  # fmt: skip
     context = strangers_context(make_key_pair() if with_certificate else None, tmp_path)
@@ -177,7 +177,7 @@ def test_a_stranger_gets_nothing_and_can_send_nothing(
 @pytest.mark.picked
 @pytest.mark.row(105)
 def test_where_an_address_is_configured_no_other_one_listens(
-    server: PretendServer, pair: KeyPair, entries: list[Entry]
+    server: PretendServer, pair: KeyPair, entries: list[RelayFile]
 ) -> None:
     with sharing(server, pair, entries, "127.0.0.2") as (_, port):
         socket.create_connection(("127.0.0.2", port)).close()
@@ -189,7 +189,7 @@ def test_where_an_address_is_configured_no_other_one_listens(
 
 
 def test_a_server_without_the_key_is_not_accepted_as_a_source(
-    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry]
+    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[RelayFile]
 ) -> None:
     with sharing(server, make_key_pair(), entries) as (_, port):
         answer = fetch(other, pair, entries, port)
@@ -199,7 +199,7 @@ def test_a_server_without_the_key_is_not_accepted_as_a_source(
 
 @pytest.mark.row(106)
 def test_nothing_is_taken_that_is_not_what_the_client_has(
-    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry]
+    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[RelayFile]
 ) -> None:
     (server.project / "a.py").write_bytes(b"print(6)\n")
     (server.project / "empty").write_bytes(b"longer")
@@ -216,7 +216,7 @@ def test_nothing_is_taken_that_is_not_what_the_client_has(
 @pytest.mark.picked
 @pytest.mark.row(109)
 def test_nothing_is_written_through_a_link_or_over_a_folder(
-    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[Entry], tmp_path: Path
+    server: PretendServer, other: PretendServer, pair: KeyPair, entries: list[RelayFile], tmp_path: Path
 ) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -231,7 +231,7 @@ def test_nothing_is_written_through_a_link_or_over_a_folder(
 @pytest.mark.row(109)
 @pytest.mark.parametrize("name", ["../outside", "/etc/x", "a//b", "./a", "sub/../../x", ""])
 def test_a_list_that_leads_out_of_the_project_is_refused(server: PretendServer, pair: KeyPair, name: str) -> None:
-    packed = relay_files.pack([Entry(b"0" * 64, 0o600, 1, 1, name.encode())])
+    packed = relay_files.pack([RelayFile(b"0" * 64, 0o600, 1, 1, name.encode())])
     answer = server.call("share", list=base64.b64encode(packed).decode(), **keys(pair))
     assert answer["error"] == "The list of files contains paths outside the project"
 
@@ -241,7 +241,7 @@ def test_an_invalid_key_is_a_readable_error(server: PretendServer, pair: KeyPair
     assert answer["error"].startswith("Cannot use the certificate of this sync")
 
 
-def test_a_fetch_ends_with_its_client(server: PretendServer, pair: KeyPair, entries: list[Entry]) -> None:
+def test_a_fetch_ends_with_its_client(server: PretendServer, pair: KeyPair, entries: list[RelayFile]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         call = open_fetch(server, pair, entries, listener.getsockname()[1])
         silent, _ = listener.accept()
@@ -252,7 +252,7 @@ def test_a_fetch_ends_with_its_client(server: PretendServer, pair: KeyPair, entr
         call.close()
 
 
-def test_a_fetch_that_reaches_nobody_fails_soon(server: PretendServer, pair: KeyPair, entries: list[Entry]) -> None:
+def test_a_fetch_that_reaches_nobody_fails_soon(server: PretendServer, pair: KeyPair, entries: list[RelayFile]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]

@@ -250,7 +250,7 @@ def test_a_job_that_the_kernel_kills_for_its_memory_says_so(server: PretendServe
 
 
 def _children(pid: int) -> list[int]:
-    return [process.pid for process in processes.Snapshot().processes.values() if process.parent == pid]
+    return [process.pid for process in processes.ProcessSnapshot().processes.values() if process.parent == pid]
 
 
 def test_the_tests_run_the_python_they_say(server: PretendServer) -> None:
