@@ -1,4 +1,4 @@
-"""Send the use of this machine and the changes of its jobs, again and again, until the client has gone."""
+"""Send the use of this machine and the changes of its jobs, again and again, until the client has disconnected."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def is_min_free(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(type(each) in {int, float} for each in value)  # noqa: PLR2004
 
 
-def room_of(path: str) -> Tuple[int, int]:
+def disk_space_of(path: str) -> Tuple[int, int]:
     """Return a disk's bytes available to us and its size; zeros if unknown."""
     try:
         found = os.statvfs(path)

@@ -1,4 +1,4 @@
-"""Why a rank of torchrun failed: from its error file, its output, and torchrun's summary.
+"""Explain the failure of a rank of torchrun from its error file, its output, and torchrun's summary.
 
 Used by the supervisors of a launch, by others once a torchrun job has failed, and by the client to show failures.
 """
@@ -104,7 +104,7 @@ def _read_end(found: Match[str], *, is_first: bool) -> Tuple[int, RankEnd]:
 
 
 def describe_rank(end: Optional[RankEnd], error: Optional[Traceback], printed: str) -> str:
-    """Return why a rank failed; empty if unknown."""
+    """Explain the failure of a rank; empty if unknown."""
     if error is not None and error.rank is not None:
         # It may have been aborted at its exit.
         return error.message

@@ -27,7 +27,7 @@ _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")
 
 
 class _Span(NamedTuple):
-    """When a job ran, in nanoseconds of the file system's clock; the end is None while it runs."""
+    """The run time of a job, in nanoseconds of the file system's clock; the end is None while it runs."""
 
     start: int
     end: Optional[int]
@@ -164,7 +164,7 @@ class _Lister:
             os.close(folder)
 
     def _span(self, job_id: str) -> Optional[_Span]:
-        """Return when another job ran; None when it has not begun, does not exist, or cannot be read now."""
+        """Return the run time of another job; None when it has not begun, does not exist, or cannot be read now."""
         if job_id not in self._spans:
             self._spans[job_id] = None
             with suppress(OSError):
@@ -223,7 +223,7 @@ def _identity(path: str, status: os.stat_result) -> Tuple[str, int, int]:
 
 
 def _span_of(folder: int) -> Optional[_Span]:
-    """Return when a job ran; None if its command has not begun."""
+    """Return the run time of a job; None if its command has not begun."""
     start, end = (_written_at(folder, name) for name in (STARTED, ENDED))
     return None if start is None else _Span(start, end)
 

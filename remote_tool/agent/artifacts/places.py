@@ -95,7 +95,7 @@ class Places:
 
         copy = copies.copy_of(self._folders, name)
         if copy is None or not os.path.isdir(copy.code):
-            return self._project  # what the job wrote has come home
+            return self._project  # its files have come home
         # The project may have another name since, and the job's files are behind these links.
         jobs, spare = os.path.basename(self._folders.jobs), f"{copy.path}/{copies.SPARE}"
         moving.follow_project(copy.code, self._folders.project, jobs, spare)

@@ -17,7 +17,7 @@ _SMALL = 1024 * 1024
 _CHUNK = 1024 * 1024
 # Python would share the byte code of different sources.
 NEVER_LINKED = ("__pycache__", ".remote-tool-partial")
-_GONE = {errno.ENOENT, errno.ENOTDIR}
+_MISSING = {errno.ENOENT, errno.ENOTDIR}
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -73,7 +73,7 @@ def _look_at(base: bytes, name: bytes, *, is_folder: bool) -> Optional[File]:
         # A folder may have been moved to another disk; the sync follows such a link too.
         status = os.stat(base + b"/" + name, follow_symlinks=is_folder)
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in _MISSING:
             return None
         raise
     if stat.S_ISDIR(status.st_mode):

@@ -59,7 +59,7 @@ def bring(
     jobs: ProjectJobs,
     job_id: str = "",
     *,
-    goes: bool = False,
+    will_be_removed: bool = False,
     has_sync_lock: bool = False,
     see: Optional[See] = None,
 ) -> Homecoming:
@@ -69,7 +69,7 @@ def bring(
         copy: The copy.
         jobs: The project's jobs.
         job_id: The job that has ended; empty: find out which have.
-        goes: Whether the copy will be removed: no job needs it.
+        will_be_removed: Whether the copy is removed after this, as no job needs it.
         has_sync_lock: Whether this program keeps syncs away already.
         see: Called while a file is copied to another disk; an OSError of it ends that.
 
@@ -80,20 +80,20 @@ def bring(
     lock = _keep_others_away(copy.scripts, _PATIENCE if job_id else _SHORT_PATIENCE)
     sync = locks.SyncLock(copy.scripts, _SHORT_PATIENCE, has_it=has_sync_lock)
     try:
-        if goes and not sync.is_free:
+        if will_be_removed and not sync.is_free:
             raise BlockingIOError(errno.EAGAIN, "a sync is running")
         known = guests.guests_of(copy.path)
         present = known or []
         others = [each.job_id for each in present if not each.is_over and each.job_id != job_id]
         if known is None and not job_id:
             others = jobs.of_copy(copy.name)  # a copy of an older version
-        is_shared = not goes and any(map(jobs.may_write, others))
+        is_shared = not will_be_removed and any(map(jobs.may_write, others))
         if is_shared and known is None:
             return Homecoming()
         moving.follow_project(copy.code, copy.project, jobs.name, f"{copy.path}/{copies.SPARE}")
         writers = [job_id] if job_id else [each.job_id for each in present] or others
         moves = sync.is_free and not is_shared
-        way = Way(copy, present, writers[-1] if writers else copy.name, moves=moves, stays=not goes)
+        way = Way(copy, present, writers[-1] if writers else copy.name, moves=moves, stays=not will_be_removed)
         way.own_names = {os.path.basename(copy.scripts), jobs.name}
         way.links_folders = sync.is_free
         way.copy_file = _copier(sync, see)
@@ -132,7 +132,7 @@ def bring_pending(folders: Folders, names: Optional[Set[str]] = None) -> None:
 def bring_whole(copy: Copy, folders: Folders, *, has_sync_lock: bool = False) -> str:
     """Bring home everything before a copy is removed that no job needs; return why that is impossible."""
     try:
-        stuck = bring(copy, guests.ProjectJobs(folders.jobs), goes=True, has_sync_lock=has_sync_lock).stuck
+        stuck = bring(copy, guests.ProjectJobs(folders.jobs), will_be_removed=True, has_sync_lock=has_sync_lock).stuck
     except OSError as error:
         return f"{copy.name}: {error.strerror}"
     return f"{listed([name for name, _ in stuck])} in {copy.name}: {stuck[0][1]}" if stuck else ""

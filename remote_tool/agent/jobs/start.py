@@ -126,7 +126,7 @@ def _describe_reserved(jobs: List[JobRequest]) -> str:
 def _low_space(request: Request, folders: Folders) -> Dict[str, int]:
     """Return the free space when below the threshold that the client gave."""
     least = request.get("min_free", limits.is_min_free, default=[0, 0])
-    free, total = limits.room_of(folders.project)
+    free, total = limits.disk_space_of(folders.project)
     return {"free": free, "total": total} if limits.is_low(free, total, least) else {}
 
 

@@ -163,7 +163,7 @@ class JobStop:
         yield
         job_status = self._judge()
         if job_status.supervisor is not None:
-            deliver(job_status.supervisor, self._knock(written=written))
+            deliver(job_status.supervisor, self._wake_signal(written=written))
         deadline = time.monotonic() + grace + _EXTRA_SECONDS
         next_look = time.monotonic() + _LOOK_SECONDS
         while time.monotonic() < deadline and not job_folder.exists(self._folder, ENDED):
@@ -173,7 +173,7 @@ class JobStop:
                     return
                 if state == "starting":
                     for supervisor in self._find_unrecorded():
-                        deliver(supervisor, self._knock(written=written))
+                        deliver(supervisor, self._wake_signal(written=written))
                 next_look = time.monotonic() + _LOOK_SECONDS
             yield
 
@@ -184,7 +184,7 @@ class JobStop:
         own = (process for process in found if is_own(process, host.place["pid_namespace"]))
         return [process for process in own if holds(process.pid, self._folder) and _heeds_signals(process.pid)]
 
-    def _knock(self, *, written: bool) -> int:
+    def _wake_signal(self, *, written: bool) -> int:
         if written:
             return signal.SIGUSR1
         # On a full disk nothing can be written, so the signal itself is the request.

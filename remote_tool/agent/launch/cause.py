@@ -1,4 +1,4 @@
-"""Why a launch ends: the cause, as supervisors send it to each other."""
+"""The cause of the end of a launch, as supervisors send it to each other."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_membership(fields: Any, rank: Optional[int], rank_offset: Optional[int]
 
 
 class Cause(NamedTuple):
-    """Why a launch ends.
+    """The cause of the end of a launch.
 
     Attributes:
         rank: Rank of the affected node.
@@ -104,6 +104,7 @@ def read_cause(message: Any, size: int) -> Optional[Cause]:  # noqa: ANN401 - wh
 
 
 def silence_of(rank: int, seconds: float, *, has_joined: bool) -> Cause:
+    """Return the cause if a node is silent for a number of seconds."""
     if has_joined:
         return Cause(rank, LOST, f"has not responded for {seconds:.0f} s", seconds)
     return Cause(rank, LOST, f"did not join the launch within {seconds:.0f} s", seconds)

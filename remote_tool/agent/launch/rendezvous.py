@@ -28,7 +28,7 @@ _WEB = {b"%04X" % port for port in (80, 443)}
 _MPI = (b"\0OMPI_", b"\0PMI")
 # IPv4 in IPv6.
 _MAPPED = [b"\0\0\0\0", b"\0\0\0\0", b"\0\0\xff\xff"]
-_GONE = {errno.ENOENT, errno.ESRCH}
+_ENDED = {errno.ENOENT, errno.ESRCH}
 
 
 class RendezvousCheck:
@@ -102,16 +102,16 @@ class RendezvousCheck:
         for process in snapshot.processes.values():
             is_below = process.pid != this and any(each.pid == this for each in snapshot.lineage(process))
             try:
-                if is_below and self._is_told(process):
+                if is_below and self._has_rendezvous(process):
                     members.append(process.pid)
                     self._is_blind = self._is_blind or os.readlink(f"/proc/{process.pid}/ns/net") != network
                     self._note_torch(process)
             except OSError as error:
-                if error.errno not in _GONE:
+                if error.errno not in _ENDED:
                     raise
         return members
 
-    def _is_told(self, process: Process) -> bool:
+    def _has_rendezvous(self, process: Process) -> bool:
         with open(f"/proc/{process.pid}/environ", "rb") as stream:
             environment = b"\0" + stream.read()
         _, name, rest = environment.partition(b"\0MASTER_PORT=")

@@ -1,11 +1,11 @@
 """Publish a ticket or a lease, and decide between leases of the same GPU without a lock.
 
-Whoever wants GPUs makes its pipe visible, takes a time stamp, publishes its lease, and lists all leases after that. Of
-two that overlap, the one with the lower stamp is kept and the other withdraws. If one of them does not see the pipe of
-the other, that one became visible after the listing, so it has a higher stamp and does see the first. A pipe that is
-visible without a lease has a stamp that nobody knows yet, and is waited for.
+A process that wants GPUs makes its pipe visible, takes a time stamp, publishes its lease, and lists all leases after
+that. Of two that overlap, the one with the lower stamp is kept and the other withdraws. If one of them does not see the
+pipe of the other, that one became visible after the listing, so it has a higher stamp and does see the first. A pipe
+that is visible without a lease has a stamp that nobody knows yet, and is waited for.
 
-So only those whose pipes are in the first listing can be older. Whoever comes later and says so is wrong or hostile.
+So only pipes of the first listing can be older. A later one that claims to be older is wrong or hostile.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Claim:
     """This process's lease: published, and kept or withdrawn.
 
     Attributes:
-        lease: What is published.
+        lease: The published lease.
     """
 
     def __init__(self, folder: int, job_id: str, name: str, gpus: Tuple[str, ...], pool: str = "") -> None:
@@ -70,7 +70,7 @@ class Claim:
         before = now_stamp()
         self._pool = pool
         self._pipe = fifo.hold(folder, f"{job_id}{HELD}")
-        # Whoever made the claim may close its own.
+        # The caller may close its own.
         self._folder = os.dup(folder)
         # Not before the pipe is visible.
         self.lease = Lease(os.geteuid(), job_id, name, gpus, time.time(), now_stamp(), is_alive=True)
@@ -129,7 +129,7 @@ class Claim:
         self.let_die()
 
     def let_die(self) -> None:
-        """Let others see that nobody looks after the GPUs, which may still be in use."""
+        """Show others that nobody looks after the GPUs, which may still be in use."""
         if self._pipe >= 0:
             fifo.let_go(self._pipe)
             os.close(self._folder)

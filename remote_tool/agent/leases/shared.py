@@ -1,7 +1,7 @@
 """One question to nvidia-smi for all jobs of a user that wait for GPUs of this machine.
 
-Whoever wants to know takes an answer that is a moment old, or waits for the one that another process is about to get,
-or asks and keeps the answer for the others. It is in this user's own folder of leases, where nobody else can write. A
+A process takes an answer that is a moment old, or waits for the one that another process is about to get, or asks and
+keeps the answer for the others. It is in this user's own folder of leases, where nobody else can write. A
 process that dies while it asks lets go of its pipe, and the others ask themselves.
 """
 

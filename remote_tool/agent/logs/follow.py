@@ -1,4 +1,4 @@
-"""Send the output of jobs as it appears, until all have ended or the client has gone."""
+"""Send the output of jobs as it appears, until all have ended or the client has disconnected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LONGEST_REST = 0.004
 
 
 def follow(request: Request) -> None:
-    """Answer op ``follow`` until every job has ended and been sent, or the client has gone."""
+    """Answer op ``follow`` until every job has ended and been sent, or the client has disconnected."""
     folders = request.folders()
     asked = request.get("jobs", is_list)
     wait = request.get("wait", is_flag, default=True)
@@ -67,7 +67,7 @@ class _Poller:
         self._pause = 0.0
 
     def wait(self, followed: Sequence[FollowedJob], sent: Sequence[FollowedJob]) -> Optional[List[FollowedJob]]:
-        """Wait until there may be more output; None when the client has gone.
+        """Wait until there may be more output; None when the client has disconnected.
 
         Args:
             followed: The followed jobs.
@@ -133,7 +133,7 @@ class _ChangePoller:
         return chosen
 
     def _is_left(self, *, is_behind: bool) -> bool:
-        """Wait, unless a job has more to send; return whether the client has gone."""
+        """Wait, unless a job has more to send; return whether the client has disconnected."""
         if is_behind:
             return client_is_gone(0)
         if client_is_gone(self._rest):

@@ -64,7 +64,7 @@ class FollowedJob:
         self._next_judge = 0.0
         self._ended = False
         self._queued: Optional[str] = None
-        self._told_queued: Optional[str] = None
+        self._sent_queued: Optional[str] = None
         self._offsets = _checked_offsets(fields.get("offsets"))
         self._folder: Optional[int] = None
         self._trouble = _Trouble(_PATIENCE if wait else _SHORT_PATIENCE)
@@ -115,8 +115,8 @@ class FollowedJob:
             return
         # Judged before the last read: output written before the end is read after this.
         self._ended = self._ended or self._has_ended()
-        if self._queued != self._told_queued and not self._ended:
-            self._told_queued = self._queued
+        if self._queued != self._sent_queued and not self._ended:
+            self._sent_queued = self._queued
             yield _Message({"queued": self._queued})
         self._search()
         self.is_behind = sent = False
@@ -208,19 +208,19 @@ class FollowedJob:
 
 
 class _Trouble:
-    """Why a job is unreadable now, and since when."""
+    """The reason that a job is unreadable now, and its age."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._since: Optional[float] = None
-        self._next_try = 0.0
-        self._next_word = 0.0
+        self._next_try_at = 0.0
+        self._next_report = 0.0
         self._why = ""
 
     @property
     def is_due(self) -> bool:
         """Return whether to try now; always true without an error."""
-        return self._since is None or time.monotonic() >= self._next_try
+        return self._since is None or time.monotonic() >= self._next_try_at
 
     def end(self) -> None:
         self._since = None
@@ -230,13 +230,13 @@ class _Trouble:
         """Return the message for an error, empty when reported recently; ``over``: no further retry."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
-        self._next_try = now + _TROUBLE_SECONDS
+        self._next_try_at = now + _TROUBLE_SECONDS
         why = error.strerror or str(error)
         if now - self._since > self._patience:
             return {"trouble": why, "over": True}
-        if why == self._why and now < self._next_word:
+        if why == self._why and now < self._next_report:
             return {}
-        self._why, self._next_word = why, now + _REPEAT_SECONDS
+        self._why, self._next_report = why, now + _REPEAT_SECONDS
         return {"trouble": why}
 
 

@@ -13,7 +13,7 @@ _MODIFIED, _MOVED_IN, _CREATED = 0x2, 0x80, 0x100
 _OVERFLOW = 0x4000
 _ONLY_FOLDERS = 0x1000000
 _READ_SIZE = 64 * 1024
-_GONE = {errno.ENOENT, errno.ENOTDIR}
+_MISSING = {errno.ENOENT, errno.ENOTDIR}
 
 
 class FolderChanges:
@@ -42,7 +42,7 @@ class FolderChanges:
         )
         if watch >= 0:
             self._owners.setdefault(watch, set()).add(owner)
-        elif ctypes.get_errno() not in _GONE:
+        elif ctypes.get_errno() not in _MISSING:
             self.is_complete = False
 
     def take(self) -> Optional[Dict[str, bool]]:

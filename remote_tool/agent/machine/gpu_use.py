@@ -114,7 +114,7 @@ class GpuUse:
         # Loading the driver's library for each answer would cost more than the answer.
         self._loop = ["-l", str(max(1, round(interval)))]
         self._gpus: Dict[str, Dict[str, Any]] = {}
-        self._heard_at: Optional[float] = None
+        self._answered_at: Optional[float] = None
         self._program: Optional[Program] = None
         self._is_missing = False
         self._asked_at = 0.0
@@ -167,8 +167,8 @@ class GpuUse:
                 self.problem = f"nvidia-smi: {line[:LONGEST_TEXT]}"
             else:
                 self._gpus[gpu["uuid"]] = gpu
-                self._heard_at, self.problem = now, ""
-        since = self._asked_at if self._heard_at is None else max(self._asked_at, self._heard_at)
+                self._answered_at, self.problem = now, ""
+        since = self._asked_at if self._answered_at is None else max(self._asked_at, self._answered_at)
         is_silent = now - since > SILENCE + float(self._loop[-1] if self._loop else 0)
         if is_silent:
             self._gpus, self.problem = {}, "nvidia-smi does not answer"

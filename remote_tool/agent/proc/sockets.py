@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Iterator, NamedTuple, Tuple
 
-_GONE = {errno.ENOENT, errno.ESRCH}
+_ENDED = {errno.ENOENT, errno.ESRCH}
 
 
 class TcpSocket(NamedTuple):
@@ -42,7 +42,7 @@ def socket_inodes(pid: int) -> Iterator[bytes]:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in _ENDED:
             return
         raise
     for name in names:

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import Any, Dict, List
 
-from remote_tool.agent.relay.link import COUNT, GONE, INDEX, LinkError, RelayLink, dial, read_context
+from remote_tool.agent.relay.link import CHANGED, COUNT, INDEX, LinkError, RelayLink, dial, read_context
 from remote_tool.agent.requests import Request, is_flag, is_list, is_text
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.errors import RequestError
@@ -52,7 +52,7 @@ def fetch(request: Request) -> None:
 
 
 def _end_with_the_client() -> None:
-    """End this process when the client has gone; partial files are in a folder that the next sync empties."""
+    """End this process when the client has disconnected; partial files are in a folder that the next sync empties."""
     watched = select.poll()
     # Further input is for the shell and must not be read here.
     watched.register(0, getattr(select, "POLLRDHUP", 0))
@@ -122,7 +122,7 @@ class _Receiver:
         try:
             for number in lacking:
                 size = link.receive_count()
-                if size == GONE:
+                if size == CHANGED:
                     continue
                 if size != entries[number].size:
                     raise LinkError("it sent a file of another size")

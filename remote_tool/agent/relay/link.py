@@ -27,7 +27,7 @@ _LARGEST_PEM = 4096
 COUNT = struct.Struct(">Q")
 INDEX = struct.Struct(">L")
 # Sent in place of a size: the file has changed.
-GONE = 2**64 - 1
+CHANGED = 2**64 - 1
 
 
 class LinkError(Exception):

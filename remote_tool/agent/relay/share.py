@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, List
 
 from remote_tool.agent.machine import addresses
-from remote_tool.agent.relay.link import COUNT, GONE, INDEX, LinkError, RelayLink, read_context
+from remote_tool.agent.relay.link import CHANGED, COUNT, INDEX, LinkError, RelayLink, read_context
 from remote_tool.agent.requests import Request, client_is_gone, is_text
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.errors import RequestError
@@ -25,7 +25,7 @@ _CHUNK = 1 << 18
 
 
 def share(request: Request) -> None:
-    """Answer op ``share``: report our port, and serve peers with this sync's key until the client has gone."""
+    """Answer op ``share``: report our port, and serve peers with this sync's key until the client has disconnected."""
     context = read_context(request, server_side=True)
     # A failed link is not reused.
     context.num_tickets = 0
@@ -119,11 +119,11 @@ class _Sharer:
         try:
             descriptor, found = relay_files.open_file(self._project, entry.name)
         except OSError:
-            link.send(COUNT.pack(GONE))
+            link.send(COUNT.pack(CHANGED))
             return
         with os.fdopen(descriptor, "rb") as stream:
             if found.st_size != entry.size:
-                link.send(COUNT.pack(GONE))
+                link.send(COUNT.pack(CHANGED))
                 return
             link.send(COUNT.pack(entry.size))
             left = entry.size

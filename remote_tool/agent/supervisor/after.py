@@ -25,7 +25,7 @@ _NEW_SECONDS = 60.0
 _MISSING = "does not exist on this server"
 
 
-class Watched:
+class WatchedSupervisors:
     """The supervisors of jobs; poll() reports their end."""
 
     def __init__(self, pids: List[int]) -> None:
@@ -83,11 +83,11 @@ class EarlierJobs:
         more = f" and {len(left) - _MOST_SHOWN} more" if len(left) > _MOST_SHOWN else ""
         return shown + more, self._failed[0] if self._failed else ""
 
-    def watch(self) -> Watched:
+    def watch(self) -> WatchedSupervisors:
         """Return descriptors that report the end of the supervisors which the last look found."""
         found = [_open(record) for record in self._supervisors]
         self.seconds = _BLIND_SECONDS if None in found or not found else _LOOK_SECONDS
-        return Watched([descriptor for descriptor in found if descriptor is not None])
+        return WatchedSupervisors([descriptor for descriptor in found if descriptor is not None])
 
     def _has_ended(self, jobs: Optional[int], job_id: str) -> bool:
         try:

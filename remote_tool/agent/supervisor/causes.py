@@ -1,4 +1,4 @@
-"""Why a command failed, beyond its exit code: the setup script, a port in use, or an error of a rank."""
+"""Explain the failure of a command beyond its exit code: the setup script, a port in use, or an error of a rank."""
 
 from __future__ import annotations
 

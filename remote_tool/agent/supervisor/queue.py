@@ -99,7 +99,7 @@ class JobQueue:
             plan: The job.
             events: The supervisor's events.
             outcome: Receives why the command cannot start.
-            report: Tells the one who started the job that it waits.
+            report: Tells the start that the job waits.
         """
         assert plan.request.queue is not None
         self._plan = plan
@@ -108,7 +108,7 @@ class JobQueue:
         self._outcome = outcome
         self._report = report
         # One that may not wait is decided soon, and the start answers that.
-        self._tell_at: Optional[float] = time.monotonic() + _TELL_SECONDS if plan.request.queue.may_wait else None
+        self._report_at: Optional[float] = time.monotonic() + _TELL_SECONDS if plan.request.queue.may_wait else None
         self._written: Optional[str] = None
         self._privacy = "" if plan.request.queue.lease is None or plan.request.queue.slots else folders.find_privacy()
         self._claim: Optional[Claim] = None
@@ -119,7 +119,7 @@ class JobQueue:
     def wait(self) -> bool:
         """Wait until the command may start; return False, with the reason recorded, if it never may."""
         with suppress(OSError):
-            self._say("")
+            self._write_reason("")
         if self._request.after:
             # Others must not wait for the place that it has later.
             for descriptor in self._request.arrivals:
@@ -166,7 +166,7 @@ class JobQueue:
                 return False
             if not left:
                 return True
-            self._tell(f"waits for the end of {left}")
+            self._report_wait(f"waits for the end of {left}")
             if self._is_stopped():
                 return False
             with jobs.watch() as watched:
@@ -186,7 +186,7 @@ class JobQueue:
                 if waiter.is_waiting and not self._request.may_wait and time.monotonic() > give_up:
                     raise LeaseError(f"it needs {lease.gpus} free GPU{'s' * (lease.gpus > 1)} now{waiter.blocked_by()}")
                 if waiter.is_waiting:
-                    self._tell(waiter.why)
+                    self._report_wait(waiter.why)
                 self._poll_waiter(wakeup, waiter)
             return False
         finally:
@@ -212,19 +212,19 @@ class JobQueue:
     def _poll(self, wakeup: int, poll: select.poll, seconds: float) -> bool:
         """Wait for an event; return whether there was one."""
         poll.register(wakeup, select.POLLIN)
-        if self._tell_at is not None:
-            seconds = min(seconds, max(0.0, self._tell_at - time.monotonic()))
+        if self._report_at is not None:
+            seconds = min(seconds, max(0.0, self._report_at - time.monotonic()))
         began = time.monotonic()
         events = poll.poll(seconds * 1000)
         with suppress(BlockingIOError):
             os.read(wakeup, 4096)
         self._slow_down(time.monotonic() - began)
-        if self._tell_at is not None and time.monotonic() >= self._tell_at:
-            self._tell("")
+        if self._report_at is not None and time.monotonic() >= self._report_at:
+            self._report_wait("")
         return bool(events)
 
     def _slow_down(self, waited: float) -> None:
-        """Look no faster than others deserve."""
+        """Bound the number of looks, however fast others make and remove files."""
         self._quick = self._quick + 1 if waited < _QUICK_SECONDS else 0
         if self._quick > _QUICK_STEPS:
             time.sleep(_QUICK_SECONDS)
@@ -242,15 +242,15 @@ class JobQueue:
         self._outcome.killed = True
         return True
 
-    def _tell(self, why: str) -> None:
+    def _report_wait(self, why: str) -> None:
         """Let others see why it waits."""
         with suppress(OSError):
-            self._say("; ".join(part for part in (why, self._privacy) if part))
-        if self._tell_at is not None:
-            self._tell_at = None
+            self._write_reason("; ".join(part for part in (why, self._privacy) if part))
+        if self._report_at is not None:
+            self._report_at = None
             self._report()
 
-    def _say(self, why: str) -> None:
+    def _write_reason(self, why: str) -> None:
         if why != self._written:
             write_queued(self._plan.folder, why)
             self._written = why

@@ -23,7 +23,7 @@ class Client:
         nonce: Marks its frames; empty until it is known.
         window: Rows and columns of its window; None until they are known.
         seen: Bytes of output that it had before its connection was lost; -1 for a new client.
-        is_gone: Whether it has left, or was dropped.
+        has_left: Whether it has left, or was dropped.
         misses: Whether it was too far behind, and gets no output until it has caught up.
     """
 
@@ -33,7 +33,7 @@ class Client:
         self.nonce = nonce
         self.window: Optional[Tuple[int, int]] = None
         self.seen = -1
-        self.is_gone = False
+        self.has_left = False
         self.misses = False
         self._close = close
         self._reader = MessageReader()
@@ -56,12 +56,12 @@ class Client:
         """Return the messages that have arrived."""
         try:
             data = os.read(self.source, _PIECE)
-            self.is_gone = self.is_gone or not data
+            self.has_left = self.has_left or not data
             return self._reader.feed(data)
         except BlockingIOError:
             return []
         except (OSError, ValueError):
-            self.is_gone = True
+            self.has_left = True
             return []
 
     def send(self, header: Dict[str, Any], body: bytes = b"") -> None:
@@ -87,7 +87,7 @@ class Client:
         except BlockingIOError:
             pass
         except OSError:
-            self.is_gone = True
+            self.has_left = True
 
     def close(self) -> None:
         """Close its descriptors."""

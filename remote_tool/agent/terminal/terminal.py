@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _PIECE = 64 * 1024
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
-_GONE = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+_HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _DRAIN_SECONDS = 10.0
 _FINISH_SECONDS = 60.0
 _TICK = 1.0
@@ -112,7 +112,7 @@ class Terminal:
     def _call(self) -> None:
         os.write(self._wake, b"1")
 
-    # On the thread
+    # The methods below run on the thread.
 
     def _serve(self) -> None:
         while not self._is_over():
@@ -216,15 +216,15 @@ class Terminal:
         if ready.get(client.target, 0) & ~select.POLLIN:
             client.flush()
         if len(self._input) >= LONGEST_INPUT:
-            client.is_gone = client.is_gone or bool(ready.get(client.source, 0) & _GONE)
-        elif ready.get(client.source, 0) & (_READABLE | _GONE):
+            client.has_left = client.has_left or bool(ready.get(client.source, 0) & _HUNG_UP)
+        elif ready.get(client.source, 0) & (_READABLE | _HUNG_UP):
             for kind, data in client.receive():
                 self._take(client, kind, data)
         if client.misses and not client.backlog:
             client.misses = False
             self._show_screen(client)
         elif client.misses and client.is_stuck:
-            client.is_gone = True
+            client.has_left = True
 
     def _take(self, client: Client, kind: bytes, data: bytes) -> None:
         if kind == INPUT and not self._input_ended:
@@ -292,10 +292,10 @@ class Terminal:
             self._sink = -1
 
     def _let_go(self) -> None:
-        left = [client for client in self._clients if client.is_gone]
+        left = [client for client in self._clients if client.has_left]
         if not left:
             return
-        self._clients = [client for client in self._clients if not client.is_gone]
+        self._clients = [client for client in self._clients if not client.has_left]
         for client in left:
             client.close()
         self._resize()

@@ -94,7 +94,7 @@ class WrappedProcesses:
         """Signal the processes inside; return their number, 0 if unknown."""
         if self._is_deaf:
             return 0
-        script = _SIGNAL.replace("@MARK@", f"{JOB_MARKER}={self._job_id}").replace("@NUMBER@", str(number))
+        script = _SIGNAL.replace("@MARK@", f"{JOB_MARKER}={self._job_id}").replace("@NUMBER@", f"{number:d}")
         script = script.replace("@WAKE@", _WAKE if number not in {0, signal.SIGKILL} else "")
         lines = ask(self._ask, script.encode("ascii"), self._environment)[0].splitlines()
         counts = [line.partition(b" ")[2] for line in lines if line.startswith(b"count ")]

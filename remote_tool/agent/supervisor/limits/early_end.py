@@ -52,7 +52,7 @@ class EarlyEnd:
 
 
 class IdleGpus:
-    """Watches a job's GPUs without a gap; one of which nothing is known counts as used."""
+    """Watches a job's GPUs without a gap; one without an answer counts as used."""
 
     def __init__(self, plan: Plan, limit: float) -> None:
         self._plan = plan
@@ -62,11 +62,11 @@ class IdleGpus:
         # One that keeps its answers until it ends is asked now and then.
         self._is_running = True
         self._asked_at = float("-inf")
-        self._heard_at: Optional[float] = None
+        self._answered_at: Optional[float] = None
         self._seen: Dict[Tuple[str, ...], float] = {}
         self._idle_since: Optional[float] = None
         self._answers: Dict[Tuple[str, ...], int] = {}
-        self._told_at: Optional[float] = None
+        self._warned_at: Optional[float] = None
         self._is_missing = False
 
     @property
@@ -83,8 +83,8 @@ class IdleGpus:
         if not self._is_known(now):
             self._idle_since = None
         idle = 0.0 if self._idle_since is None else now - self._idle_since
-        self._tell(now, is_near=idle >= self._limit - self._notice)
-        if self._told_at is None or now - self._told_at < self._notice:
+        self._warn(now, is_near=idle >= self._limit - self._notice)
+        if self._warned_at is None or now - self._warned_at < self._notice:
             return ""
         how = f"{self.answers:,} measurements by nvidia-smi"
         return f"used its GPUs for less than {_IDLE_BELOW:.0f} % in the last {spell(self._limit)}: stop_if_idle, {how}"
@@ -92,7 +92,7 @@ class IdleGpus:
     def pause(self) -> None:
         """End nvidia-smi, and forget its answers."""
         self._end()
-        self._asked_at, self._told_at = float("-inf"), None
+        self._asked_at, self._warned_at = float("-inf"), None
         self._seen, self._idle_since = {}, None
         self._note("")
 
@@ -102,7 +102,7 @@ class IdleGpus:
         self._program = None
 
     def _ask(self, now: float) -> None:
-        self._asked_at, self._heard_at = now, None
+        self._asked_at, self._answered_at = now, None
         if self._is_running:
             self._seen = {}
         loop = ["-l", str(_INTERVAL)] if self._is_running else []
@@ -121,13 +121,13 @@ class IdleGpus:
             # One that takes no -l answers once.
             self._is_running = self._is_running and not (self._seen and now - self._asked_at < SILENCE)
             self._end()
-        elif now - (self._asked_at if self._heard_at is None else self._heard_at) > SILENCE:
-            self._is_running = self._is_running and self._heard_at is not None
+        elif now - (self._asked_at if self._answered_at is None else self._answered_at) > SILENCE:
+            self._is_running = self._is_running and self._answered_at is not None
             self._end()
 
     def _take(self, line: str, now: float) -> None:
         """Take the answer about one GPU; an error, or a GPU without a number, counts as used."""
-        self._heard_at = now
+        self._answered_at = now
         *gpu, load = (field.strip() for field in line.split(","))
         if len(gpu) != _QUERY_FIELDS - 1:
             self._idle_since = None
@@ -153,11 +153,11 @@ class IdleGpus:
     def _visible_gpus(self) -> List[str]:
         return [name.strip() for name in gpus_of(self._plan).split(",") if name.strip()]
 
-    def _tell(self, now: float, *, is_near: bool) -> None:
-        """Say in the job's output, and to those who ask for its status, that it is about to be stopped."""
-        if is_near == (self._told_at is not None):
+    def _warn(self, now: float, *, is_near: bool) -> None:
+        """Write to the job's output, and show in its status, that it is about to be stopped."""
+        if is_near == (self._warned_at is not None):
             return
-        self._told_at = now if is_near else None
+        self._warned_at = now if is_near else None
         note = f"its GPUs are idle; stop_if_idle stops it in {spell(self._notice)} if they stay so"
         say(self._plan, note if is_near else "its GPUs are used again, so it is not stopped")
         self._note(note if is_near else "")

@@ -1,7 +1,7 @@
 """Run the user's on_empty command once nothing of theirs has run on this machine for a while.
 
-The supervisor of a job that has ended waits for that. There is no file and no lock: other waiters, jobs and programs
-of remote-tool are found in ``/proc``. Of several waiters, the one whose job ended last is responsible.
+The supervisor of the job waits for that after the job's end. There is no file and no lock: other waiters, jobs and
+programs of remote-tool are found in ``/proc``. Of several waiters, the one whose job ended last is responsible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _MARK = "remote-tool-on-empty-"
 # Seconds between two looks at all processes: at most these, and this part of the wait.
 _LOOK_SECONDS, _LOOK_PART = 5.0, 4
-# What another program of ours means for a waiter.
+# The meanings of another program of ours for a waiter.
 _BUSY, _TAKES_OVER, _NOTHING = "busy", "takes over", ""
 
 
@@ -47,7 +47,7 @@ def read_on_empty(value: Any) -> OnEmpty:  # noqa: ANN401 - from the request, ch
 
 
 def prepare(plan: Plan, events: Events) -> Optional[OnEmptyWaiter]:
-    """Return the waiter of a job that has just ended; None if the system is short of something it needs."""
+    """Return the waiter of a job that has just ended; None if the system is short of descriptors or memory."""
     try:
         return OnEmptyWaiter(plan, events)
     except OSError:
@@ -137,10 +137,12 @@ class OnEmptyWaiter:
         if moments:
             # It decides, or leaves as soon as it looks.
             return _TAKES_OVER if (int(moments[0]), process.pid) > (self._ended, os.getpid()) else _NOTHING
-        return self._of_job(process) if any(name.endswith(f"/{job_folder.RESERVE}") for name in names) else _BUSY
+        return (
+            self._meaning_of_job(process) if any(name.endswith(f"/{job_folder.RESERVE}") for name in names) else _BUSY
+        )
 
-    def _of_job(self, process: Process) -> str:
-        """A job that began later decides when it ends; one from before is waited for."""
+    def _meaning_of_job(self, process: Process) -> str:
+        """Return how another job affects this waiter: one that began later decides at its own end."""
         return _TAKES_OVER if process.start_time >= self._ended else _BUSY
 
     def _marks(self, pid: int) -> Tuple[bool, Optional[str]]:
