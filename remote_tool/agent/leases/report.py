@@ -26,7 +26,10 @@ _LOAD_SECONDS = 1.6
 
 def gpus(request: Request) -> None:
     """Answer op ``gpus``: every GPU with its use, and the queue."""
-    answer = _ask()
+    try:
+        answer = _ask()
+    except LeaseError as error:
+        answer = NvidiaSmiAnswer([], [], str(error) if count_gpus() else "")
     with LeaseListing() as listing:
         leases = _by_gpu(listing)
         waiting = [ticket for ticket in listing.tickets if listing.is_alive(ticket)]
@@ -42,25 +45,6 @@ def gpus(request: Request) -> None:
                 ],
             }
         )
-
-
-def _ask() -> NvidiaSmiAnswer:
-    """Return the answer of nvidia-smi, or why there is none; without GPUs, an empty one."""
-    question = GpuQuestion()
-    try:
-        problem = question.ask()
-    except LeaseError as error:
-        return NvidiaSmiAnswer([], [], str(error) if count_gpus() else "")
-    if problem:
-        return NvidiaSmiAnswer([], [], problem)
-    while True:
-        poll = select.poll()
-        for descriptor in question.descriptors:
-            poll.register(descriptor, select.POLLIN)
-        poll.poll(question.seconds * 1000)
-        answer = question.take()
-        if answer is not None:
-            return answer
 
 
 def find_leases() -> Dict[str, Dict[str, Any]]:
@@ -141,19 +125,28 @@ def _find_leases_in_use(leases: List[Lease]) -> List[Lease]:
 
 def ask_gpus() -> NvidiaSmiAnswer:
     """Ask nvidia-smi, and wait for its answer as long as the supervisors of waiting jobs do."""
+    try:
+        return _ask()
+    except LeaseError as error:
+        return NvidiaSmiAnswer([], [], str(error))
+
+
+def _ask() -> NvidiaSmiAnswer:
+    """Return the answer of nvidia-smi, or why there is none.
+
+    Raises:
+        LeaseError: There is no nvidia-smi.
+    """
     question = GpuQuestion()
     try:
         problem = question.ask()
-        while not problem:
+        answer = NvidiaSmiAnswer([], [], problem) if problem else question.take()
+        while answer is None:
             poll = select.poll()
             for descriptor in question.descriptors:
                 poll.register(descriptor, select.POLLIN)
             poll.poll(question.seconds * 1000 + 1)
             answer = question.take()
-            if answer is not None:
-                return answer
-    except LeaseError as error:
-        problem = str(error)
+        return answer
     finally:
         question.close()
-    return NvidiaSmiAnswer([], [], problem)
