@@ -1,1 +1,3 @@
-__all__ = ["authorized_keys", "daemon_threads", "host", "kept", "login", "pool", "ssh", "sync"]
+"""Connections to servers, and syncs over them."""
+
+__all__ = ["daemon_threads", "host", "kept", "pool", "ssh", "sync"]

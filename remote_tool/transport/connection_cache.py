@@ -1,4 +1,4 @@
-"""Connections shared by several users: created once, when first needed."""
+"""Connections that several callers share: created once, when first needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class HasLiveness(Protocol):
 K = TypeVar("K", bound="Hashable")
 T = TypeVar("T", bound=HasLiveness)
 
-FINAL_ERRORS = (LoginError, HostKeyError, UsageError)  # trying again would only lock us out
+# A retry would fail too, and may lock the user out.
+FINAL_ERRORS = (LoginError, HostKeyError, UsageError)
 
 
 class ConnectionCache(Generic[K, T]):
@@ -33,9 +34,9 @@ class ConnectionCache(Generic[K, T]):
     async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the live value, creating it if there is none."""
         attempt = self._attempts.get(key)
-        if attempt is None or _is_spent(attempt):
+        if attempt is None or _must_retry(attempt):
             attempt = asyncio.create_task(make())
-            attempt.add_done_callback(_take_notice)
+            attempt.add_done_callback(_retrieve_error)
             self._attempts[key] = attempt
         # If one caller is canceled, the others keep waiting.
         return await asyncio.shield(attempt)
@@ -49,7 +50,8 @@ class ConnectionCache(Generic[K, T]):
         return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _is_spent(attempt: asyncio.Task[T]) -> bool:
+def _must_retry(attempt: asyncio.Task[T]) -> bool:
+    """Return whether an attempt has failed, or its connection was lost."""
     if not attempt.done():
         return False
     if attempt.cancelled():
@@ -60,7 +62,7 @@ def _is_spent(attempt: asyncio.Task[T]) -> bool:
     return not isinstance(error, FINAL_ERRORS)
 
 
-def _take_notice(attempt: asyncio.Task[T]) -> None:
-    """Retrieve an error that no caller waits for any longer, so that asyncio does not log it."""
+def _retrieve_error(attempt: asyncio.Task[T]) -> None:
+    """Retrieve the error of an attempt that no caller waits for, so that asyncio does not log it."""
     if not attempt.cancelled():
         attempt.exception()

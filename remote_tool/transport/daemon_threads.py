@@ -1,4 +1,4 @@
-"""Work that cannot be canceled, in threads that do not delay the end of the program."""
+"""Threads for work that cannot be canceled; they do not delay the end of the program."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def hand_over(give: Callable[[], None]) -> None:
+    def settle(set_outcome: Callable[[], None]) -> None:
         if not future.done():
-            give()
+            set_outcome()
 
-    def do() -> None:
-        give: Callable[[], None]
+    def run() -> None:
+        set_outcome: Callable[[], None]
         try:
-            give = partial(future.set_result, work())
-        except Exception as problem:  # noqa: BLE001 - raised again where it was asked
-            give = partial(future.set_exception, problem)
+            set_outcome = partial(future.set_result, work())
+        except Exception as problem:  # noqa: BLE001 - raised again by the caller's await
+            set_outcome = partial(future.set_exception, problem)
         if not loop.is_closed():
-            loop.call_soon_threadsafe(hand_over, give)
+            loop.call_soon_threadsafe(settle, set_outcome)
 
-    threading.Thread(target=do, name=name, daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return await future
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that does not wait for a name server when closing: asyncio's own threads are joined."""
+    """An event loop that closes without waiting for a name server, as asyncio does, which joins its threads."""
 
     def __init__(self) -> None:
-        self._watched = selectors.DefaultSelector()
-        super().__init__(self._watched)
+        self._open_files = selectors.DefaultSelector()
+        super().__init__(self._open_files)
 
     def abandon(self) -> None:
-        """Drop the parent's connections in a forked child, so that nothing here can write to them."""
-        descriptors = [key.fd for key in self._watched.get_map().values()]
-        if isinstance(self._watched, selectors.EpollSelector):
+        """Detach a forked child from the connections of its parent, so that it cannot write to them."""
+        descriptors = [key.fd for key in self._open_files.get_map().values()]
+        if isinstance(self._open_files, selectors.EpollSelector):
             # The epoll set is shared with the parent: unregistering here would unregister there.
-            descriptors.append(self._watched.fileno())
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            descriptors.append(self._open_files.fileno())
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in descriptors:
-            os.dup2(nothing, descriptor, inheritable=False)
-        os.close(nothing)
+            os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
 
-    async def getaddrinfo(self, host: Any, port: Any, **options: int) -> Any:  # noqa: ANN401 - as asyncio has it
-        """Resolve a name."""
+    async def getaddrinfo(self, host: Any, port: Any, **options: int) -> Any:  # noqa: ANN401 - as in asyncio
+        """Resolve a host name."""
         return await in_daemon_thread(partial(socket.getaddrinfo, host, port, **options), name="look up a name")

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from remote_tool.transport.login import Login
-
 MEBIBYTE = 1024 * 1024
 
 
@@ -24,7 +22,7 @@ class Stream(IntEnum):
 
 @dataclass(frozen=True)
 class Exit:
-    """How a remote command ended.
+    """The end of a remote command.
 
     Attributes:
         status: Its exit status, 0 to 255; None when a signal ended it.
@@ -49,11 +47,28 @@ class Completed:
 
 
 @dataclass(frozen=True)
-class UserTerminal:
-    """A terminal that a command gets: the user's own, as far as the server needs to know it.
+class Login:
+    """A successful login.
 
     Attributes:
-        kind: As in TERM.
+        username: The user.
+        method: ``ed25519 key``, ``password``; ``no key`` if the server required none.
+        host_key: Type and fingerprint of the server's key; empty for a certificate.
+        is_new: Whether that key was unknown before.
+    """
+
+    username: str
+    method: str
+    host_key: str
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class UserTerminal:
+    """The user's terminal, as a command on the server needs to know it.
+
+    Attributes:
+        kind: Its type, as in TERM.
         rows: Its height.
         columns: Its width.
     """
@@ -67,7 +82,7 @@ class Channel(Protocol):
     """A running remote command, and its three byte streams."""
 
     async def start(self) -> None:
-        """Wait until the login shell has started the command, or has ended; earlier writes may be lost.
+        """Wait until the login shell has started the command or has ended; writes before that may be lost.
 
         Raises RemoteCommandError after a timeout, ConnectionLostError.
         """
@@ -80,7 +95,7 @@ class Channel(Protocol):
 
     @property
     def stdin_pipe(self) -> int | None:
-        """The pipe to the command's stdin, if there is one here and nothing waits to be written to it."""
+        """The local pipe to the command's stdin; None without one, or while data waits to be written to it."""
 
     async def read(self, stream: Stream = Stream.OUT, size: int = 65536) -> bytes:
         """Return received bytes, at most ``size``; empty at the end. Raises ConnectionLostError."""
@@ -108,14 +123,14 @@ class Host(Protocol):
 
     @property
     def login(self) -> Login:
-        """How the login was authenticated."""
+        """The login of the connection."""
 
     async def run(
         self,
         script: str,
         *,
         stdin: bytes = b"",
-        timeout: float = 60.0,  # noqa: ASYNC109 - every wait has a bound, and the caller knows which
+        timeout: float = 60.0,  # noqa: ASYNC109 - every wait has a bound, which the caller knows
         limit: int = 16 * MEBIBYTE,
         check: bool = True,
         label: str = "",
@@ -143,8 +158,8 @@ class Host(Protocol):
         With a terminal, the script's only output is that of the terminal, and closing the channel hangs up.
         """
 
-    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
-        """Call ``tell(False)`` after this many seconds of silence, ``tell(True)`` once the server responds again.
+    async def watch(self, seconds: float, report: Callable[[bool], None]) -> None:
+        """Call ``report(False)`` after this many seconds of silence, ``report(True)`` once the server responds again.
 
         Runs until canceled. A responsive server is never reported, even when its commands print nothing.
         """

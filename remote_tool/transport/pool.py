@@ -1,4 +1,4 @@
-"""The connections of a command, and work on several servers in parallel."""
+"""The connections of a command, and actions on several servers in parallel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HostPool:
     ) -> None:
         self._config = config
         self._report = report or _ignore_notice
-        # Servers whose silence the caller reports.
+        # The caller reports the silence of these servers.
         self.watched: set[str] = set()
         self.prompter = Prompter(ask_password, confirm, adopt)
         self._context = ConnectionContext(
@@ -96,7 +96,9 @@ class HostPool:
 
     @asynccontextmanager
     async def login(self, name: str, methods: AuthMethods, private_key: Path | None = None) -> AsyncIterator[Host]:
-        """Log in separately, with only keys or passwords and this key in place of the usual ones; close it at the end.
+        """Log in separately, with only keys or only passwords, and close the connection at the end.
+
+        A private key takes the place of the usual ones.
 
         Raises:
             ConnectError: Not connected; LoginError if access was denied.
@@ -111,7 +113,7 @@ class HostPool:
             await host.close()
 
     async def confirm_host_keys(self, names: Iterable[str]) -> Mapping[str, HostKeyError]:
-        """Ask once about all new host keys of servers that may be sent a password next.
+        """Ask one question about all new host keys of servers that may be sent a password next.
 
         Returns:
             The error of each server whose key was not confirmed.
@@ -130,23 +132,23 @@ class HostPool:
                 self._context.common_passwords.expect(endpoint.username, name)
 
     async def way(self, name: str) -> list[Endpoint]:
-        """Return the jump hosts of a server, nearest first, then the server itself, as a login uses them.
+        """Return the jump hosts of a server, nearest first, then the server itself.
 
         Raises:
             ConnectError: ``~/.ssh/config`` cannot be used.
         """
         ssh = await self._ssh()
-        found: list[Endpoint] = await asyncio.to_thread(ssh.resolve_way, self._server(name))
-        return found
+        endpoints: list[Endpoint] = await asyncio.to_thread(ssh.resolve_way, self._server(name))
+        return endpoints
 
     def remember_passphrase(self, path: Path, passphrase: str) -> None:
         """Store the passphrase of a key file, so that it is not asked for."""
         self._context.passphrases.remember(path, passphrase)
 
     async def close(self) -> None:
-        """Close every connection, with a timeout for servers that do not answer; keep logins if configured."""
+        """Keep logins if configured, and close every connection, with a timeout for servers that do not answer."""
         hosts = await self._hosts.drain()
-        # Each keeps its login before it closes.
+        # The masters start before the connections close.
         keeping = (self._keep(name, connection) for name, connection in self._logins.items())
         await asyncio.gather(*keeping, *(host.close() for host in hosts))
         await asyncio.gather(*(jump.close() for jump in await self._context.jumps.drain()))
@@ -154,8 +156,8 @@ class HostPool:
     async def _connect(self, name: str, *, may_use_kept: bool) -> SshHost:
         server, log_in = self._server(name), partial(self._log_in, name)
         may_use_kept = may_use_kept and self._config.keep_connections > 0
-        if may_use_kept and (found := await asyncio.to_thread(self._find_kept, name)):
-            return found.host(log_in, self._context)
+        if may_use_kept and (kept := await asyncio.to_thread(self._find_kept, name)):
+            return kept.host(log_in, self._context)
         connection, make_host = await log_in(), (await self._ssh()).SshHost
         host: SshHost = make_host(server.name, connection, self._context.trace, self._context.rules.notice)
         return host
@@ -189,7 +191,10 @@ class HostPool:
             reporting.cancel()
 
     async def _keep(self, name: str, connection: Connection) -> None:
-        """Start what keeps a login for the next command: now, so that this one does not share its time with it."""
+        """Start a master that keeps a login for the next command.
+
+        This happens at the end, so that the start does not slow this command down.
+        """
         seconds, local = self._config.keep_connections, self._config.local
         if not (seconds and connection.alive):
             return
@@ -201,7 +206,7 @@ class HostPool:
             await asyncio.to_thread(start_master, place, wanted)
 
     async def _ssh(self) -> ModuleType:
-        """Import the modules with asyncssh once, in the background: this takes a third of a short command."""
+        """Import the modules with asyncssh once, in the background: the import takes a third of a short command."""
         if self._loading is None:
             self._loading = asyncio.create_task(asyncio.to_thread(_load_ssh))
         return await asyncio.shield(self._loading)
@@ -216,7 +221,7 @@ class HostPool:
 
 @dataclass
 class Results(Generic[T]):
-    """Each server's answer, and the errors of the others."""
+    """The values of some servers, and the errors of the others."""
 
     values: dict[str, T] = field(default_factory=dict)
     errors: dict[str, RemoteToolError] = field(default_factory=dict)
@@ -236,12 +241,12 @@ class Results(Generic[T]):
 
 
 async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) -> Results[T]:
-    """Run an action on all servers in parallel; an error affects only its server, a bug stops all."""
+    """Run an action on all servers in parallel; an error ends its server's action only, a bug all of them."""
     names = list(dict.fromkeys(names))
     values: dict[str, T] = {}
     errors: dict[str, RemoteToolError] = {}
 
-    async def act(name: str) -> None:
+    async def run_on(name: str) -> None:
         try:
             values[name] = await action(name)
         except RemoteToolError as error:
@@ -250,7 +255,7 @@ async def on_every(names: Iterable[str], action: Callable[[str], Awaitable[T]]) 
     try:
         async with asyncio.TaskGroup() as group:
             for name in names:
-                group.create_task(act(name), name=name)
+                group.create_task(run_on(name), name=name)
     except BaseExceptionGroup as problems:
         raise problems.exceptions[0] from None
     return Results(

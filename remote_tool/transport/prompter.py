@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Prompter:
-    """Asks one question at a time, for any number of servers."""
+    """Asks one question at a time, however many servers wait for answers."""
 
     def __init__(
         self,
@@ -35,27 +35,27 @@ class Prompter:
 
     @property
     def is_asking(self) -> bool:
-        """Return whether a question is waiting for its answer."""
+        """Return whether a question waits for its answer."""
         return self._one_at_a_time.locked()
 
     async def ask(self, prompt: str) -> str | None:
-        """Return a secret; None if there is no terminal or no answer."""
+        """Ask for a secret; None without a terminal or an answer."""
         answer = None if self._ask is None else await self._answer(partial(self._ask, prompt))
         hide([answer] if answer else [])
         return answer
 
     async def confirm(self, question: str) -> bool:
-        """Return whether new host keys are to be trusted."""
+        """Ask whether to trust new host keys."""
         return self._confirm is not None and bool(await self._answer(partial(self._confirm, question)))
 
     async def adopt(self, question: str) -> bool:
-        """Return whether to share a folder that another workspace has sent."""
+        """Ask whether to share a folder that another workspace has sent."""
         return self._adopt is not None and bool(await self._answer(partial(self._adopt, question)))
 
     async def _answer(self, ask: Callable[[], T]) -> T | None:
         async with self._one_at_a_time:
             try:
-                # Ctrl-C must not require Enter.
+                # In a thread that is abandoned, so that Ctrl-C needs no Enter.
                 return await in_daemon_thread(ask, name="ask")
             except (EOFError, OSError):
                 return None

@@ -15,11 +15,11 @@ from remote_tool.transport.ssh.liveness import report_silence
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+    from remote_tool.transport.host import Login
     from remote_tool.transport.kept.folder import Place
     from remote_tool.transport.kept.record import Record
-    from remote_tool.transport.login import Login
     from remote_tool.transport.ssh.channel import SshChannel
-    from remote_tool.transport.ssh.host import Link
+    from remote_tool.transport.ssh.host import HostConnection
 
 # The master sends keepalives itself; this detects a master that was stopped (SIGSTOP).
 CHECK_SECONDS = 15.0
@@ -29,7 +29,7 @@ GOODBYE_SECONDS = 1.0
 
 
 class KeptConnection:
-    """Sessions over a master; see :class:`remote_tool.transport.ssh.host.Link`.
+    """Sessions over a master; see :class:`remote_tool.transport.ssh.host.HostConnection`.
 
     Args:
         server: The server's name.
@@ -38,12 +38,14 @@ class KeptConnection:
         log_in: Makes our own login, for sessions that the kept one does not open.
     """
 
-    def __init__(self, server: str, place: Place, record: Record, log_in: Callable[[], Awaitable[Link]]) -> None:
+    def __init__(
+        self, server: str, place: Place, record: Record, log_in: Callable[[], Awaitable[HostConnection]]
+    ) -> None:
         self._server = server
         self._place = place
         self._record = record
         self._log_in = log_in
-        self._own: asyncio.Future[Link] | None = None
+        self._own: asyncio.Future[HostConnection] | None = None
         self._sessions: set[KeptSession] = set()
         self._tasks: set[asyncio.Task[object]] = set()
         self._guard: asyncio.Task[None] | None = None
@@ -52,7 +54,7 @@ class KeptConnection:
         self._is_lost = False
 
     @property
-    def own(self) -> Link | None:
+    def own(self) -> HostConnection | None:
         """Our own login, if it was made."""
         is_made = self._own is not None and self._own.done() and not self._own.cancelled()
         return self._own.result() if self._own is not None and is_made and self._own.exception() is None else None
@@ -138,7 +140,7 @@ class KeptConnection:
             with suppress(OSError):
                 self._place.record.unlink()
 
-    async def _log_in_once(self) -> Link:
+    async def _log_in_once(self) -> HostConnection:
         if self._own is None or (self._own.done() and (self._own.cancelled() or self._own.exception())):
             self._own = asyncio.ensure_future(self._log_in())
         return await asyncio.shield(self._own)

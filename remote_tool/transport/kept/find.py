@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.kept.folder import Place
     from remote_tool.transport.kept.record import Record
     from remote_tool.transport.ssh.context import ConnectionContext
-    from remote_tool.transport.ssh.host import Link
+    from remote_tool.transport.ssh.host import HostConnection
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Kept:
     place: Place
     record: Record
 
-    def host(self, log_in: Callable[[], Awaitable[Link]], context: ConnectionContext) -> SshHost:
+    def host(self, log_in: Callable[[], Awaitable[HostConnection]], context: ConnectionContext) -> SshHost:
         """Return the server; ``log_in`` makes our own login when the kept one opens no session."""
         connection = KeptConnection(self.server, self.place, self.record, log_in)
         return SshHost(self.server, connection, context.trace, context.rules.notice)

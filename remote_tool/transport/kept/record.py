@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.system.files import read_bounded
+from remote_tool.transport.host import Login
 from remote_tool.transport.kept.folder import FORMAT, is_ours, write_private
-from remote_tool.transport.login import Login
 from remote_tool.transport.ssh.host_keys.entries import HostKey, UnusableFileError
 from remote_tool.transport.ssh.host_keys.known_hosts import Reader, Verdict
 

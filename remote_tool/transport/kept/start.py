@@ -27,8 +27,8 @@ from remote_tool.transport.kept.record import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from remote_tool.transport.host import Login
     from remote_tool.transport.kept.folder import Place
-    from remote_tool.transport.login import Login
     from remote_tool.transport.ssh.context import Hop
     from remote_tool.transport.ssh.endpoint import Endpoint
 

@@ -1,4 +1,4 @@
-"""One session of a connection: its buffers, its end, and back pressure in both directions."""
+"""One session of a connection: its buffers, its end, and the back pressure in both directions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from remote_tool.errors import ConnectionLostError, RemoteCommandError
 from remote_tool.transport.host import MEBIBYTE, Exit, Stream
 from remote_tool.transport.ssh import login_shell
-from remote_tool.transport.ssh.script import NO_OUTPUT, NOT_OURS
+from remote_tool.transport.ssh.script import NO_OUTPUT, NOT_RUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +26,8 @@ STDERR_TYPE = 1  # RFC 4254, 5.2
 LOST_HINT = "Jobs on the server keep running; run the same command again once it answers"
 
 
-class Wire(Protocol):
-    """The part of the SSH library's channel that we use."""
+class RawChannel(Protocol):
+    """The part of the SSH library's channel that we use; a kept login has its own."""
 
     def write(self, data: bytes) -> None: ...
     def write_eof(self) -> None: ...
@@ -38,14 +38,14 @@ class Wire(Protocol):
 
 
 class SshChannel:
-    """A remote command, and its streams without earlier output of the login shell.
+    """A remote command, and its streams without the earlier output of the login shell.
 
     Args:
         server: The server's name.
         label: The command's name in errors.
-        script: The script, and the mark that both of its outputs begin with.
-        terminal: What the command gets instead of three streams.
-        on_slow: Called when the login shell is slow to start it.
+        script: The script, and the mark at the beginning of both its outputs.
+        terminal: The terminal that the command gets in place of three streams.
+        on_slow: Called when the login shell is slow to start the script.
         on_end: Called once when the session is over.
     """
 
@@ -63,24 +63,24 @@ class SshChannel:
         self._label = label
         self._script = script
         self.terminal = terminal
-        self._is_script_due = terminal is not None
+        self._waits_for_mark = terminal is not None
         self._on_slow = on_slow
         self._on_end = on_end
-        self._outputs = {stream: _Output(script.mark) for stream in Stream}
-        self._sent_blindly = b""
+        self._outputs = {stream: _OutputBuffer(script.mark) for stream in Stream}
+        self._sent_before_mark = b""
         self._timers: list[asyncio.TimerHandle] = []
         self._was_too_slow = False
         self._was_redirected = False
-        self._wire: Wire | None = None
+        self._raw: RawChannel | None = None
         self._exit: Exit | None = None
         self._failure: Exception | None = None
         self._eof = False
         self._ended = False
-        self._given_up = False
+        self._is_closed = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._waiters: list[asyncio.Future[None]] = []
-        self._hungry = 0
+        self._readers = 0
         self._paused = False
 
     # For the caller
@@ -92,15 +92,15 @@ class SshChannel:
 
     async def start(self) -> None:
         """Wait until the login shell has started the script, or the session is over."""
-        self._hungry += 1
+        self._readers += 1
         try:
             while not self._has_started and not self._at_end:
                 await self._change()
         finally:
-            self._hungry -= 1
+            self._readers -= 1
 
     async def write(self, data: bytes) -> None:
-        """Write to the command's stdin; bytes it no longer reads are dropped, as its exit status will tell why."""
+        """Write to the command's stdin; after its end, bytes are dropped, and its exit status tells why."""
         if self._is_open:
             self._send(data)
         await self._writable.wait()
@@ -108,39 +108,39 @@ class SshChannel:
 
     async def write_eof(self) -> None:
         """Close the command's stdin."""
-        if self._is_open and self._wire is not None:
+        if self._is_open and self._raw is not None:
             with suppress(OSError):
-                self._wire.write_eof()
+                self._raw.write_eof()
 
     @property
     def stdin_pipe(self) -> int | None:
-        """The pipe to the command's stdin, if there is one here and nothing waits to be written to it."""
-        pipe: int | None = getattr(self._wire, "stdin_pipe", None) if self._is_open else None
+        """The local pipe to the command's stdin; None without one, or while data waits to be written to it."""
+        pipe: int | None = getattr(self._raw, "stdin_pipe", None) if self._is_open else None
         return pipe
 
     async def read(self, stream: Stream = Stream.OUT, size: int = 65536) -> bytes:
         """Return received bytes, at most ``size``; empty at the end."""
         output = self._outputs[stream]
-        self._hungry += 1
+        self._readers += 1
         try:
             while not output.data and not self._at_end:
                 await self._change()
         finally:
-            self._hungry -= 1
+            self._readers -= 1
         data = output.take(size)
         if not data:
             self._raise_failure()
-        self._balance()
+        self._update_flow()
         return data
 
     async def wait(self) -> Exit:
-        """Return how the command ended, after all its output has arrived."""
-        self._hungry += 1
+        """Return how the command ended, once all its output has arrived."""
+        self._readers += 1
         try:
             while not self._ended and self._failure is None:
                 await self._change()
         finally:
-            self._hungry -= 1
+            self._readers -= 1
         return self._result()
 
     async def read_all(self, limit: int) -> tuple[bytes, bytes]:
@@ -150,12 +150,12 @@ class SshChannel:
             RemoteCommandError: It printed more than ``limit`` bytes.
             ConnectionLostError: The connection was lost.
         """
-        self._hungry += 1
+        self._readers += 1
         try:
             while not self._ended and self._failure is None and self._waiting_bytes <= limit:
                 await self._change()
         finally:
-            self._hungry -= 1
+            self._readers -= 1
         if self._waiting_bytes > limit:
             raise self._error(f"printed more than {limit} bytes", 141)
         self._raise_failure()
@@ -163,55 +163,56 @@ class SshChannel:
 
     def resize(self, rows: int, columns: int) -> None:
         """Change the size of the command's terminal, if it has one."""
-        change = getattr(self._wire, "change_terminal_size", None)
+        change = getattr(self._raw, "change_terminal_size", None)
         if change is not None and self.terminal is not None and self._is_open:
             change(columns, rows)
 
     def close(self) -> None:
         """Close the channel without waiting for the command, whose stdin ends."""
-        self._given_up = True
+        self._is_closed = True
         self._stop_timers()
-        if self._wire is not None and not self._ended:
-            self._wire.abort()
+        if self._raw is not None and not self._ended:
+            self._raw.abort()
         self._writable.set()
         self._wake()
 
     def hang_up(self) -> None:
         """Close the channel and send the command SIGHUP, like a closed terminal."""
-        if self._wire is not None and not self._ended and self._exit is None:
+        if self._raw is not None and not self._ended and self._exit is None:
             with suppress(OSError):
-                self._wire.send_signal("HUP")
+                self._raw.send_signal("HUP")
         self.close()
 
     @property
     def remote_pid(self) -> int:
-        """The process id of the script's shell; 0 as long as it has not begun."""
+        """The process id of the script's shell; 0 before it has started."""
         return self._outputs[Stream.OUT].pid
 
     @property
-    def is_given_up(self) -> bool:
-        return self._given_up
+    def is_closed(self) -> bool:
+        """Return whether the channel was closed on this side."""
+        return self._is_closed
 
     @property
     def noise(self) -> int:
-        """Return the bytes that came before the script began."""
+        """Return the number of bytes that came before the mark."""
         return sum(output.noise for output in self._outputs.values())
 
     # Called by the SSH library
 
-    def connection_made(self, chan: Wire) -> None:
-        """Send the script with the request that starts the shell, which saves a round trip; to a terminal, later."""
-        self._wire = chan
+    def connection_made(self, chan: RawChannel) -> None:
+        """Send the script along with the request for the shell, which saves a round trip; to a terminal, later."""
+        self._raw = chan
         loop = asyncio.get_running_loop()
-        if not self._is_script_due:
+        if not self._waits_for_mark:
             loop.call_soon(self._send_script)
         self._timers = [
             loop.call_later(login_shell.NOTICE_SECONDS, self._on_slow),
-            loop.call_later(login_shell.LONGEST_START, self._end_a_slow_shell),
+            loop.call_later(login_shell.LONGEST_START, self._end_slow_shell),
         ]
 
     def session_started(self) -> None:
-        """Do nothing: the script has been sent already, or waits for the mark."""
+        """Do nothing: the script was sent already, or waits for the mark."""
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
         """Store received bytes after the mark."""
@@ -221,7 +222,7 @@ class SshChannel:
         elif len(output.data) > MAX_BYTES:
             self._fail(self._error(f"printed more than {MAX_BYTES} bytes that were not read", 141))
         if self._has_started:
-            self._note_start()
+            self._handle_start()
         elif self._is_redirected and not self._was_redirected:
             self._was_redirected = True
             error = login_shell.redirected(self._server, has_run=True)
@@ -229,7 +230,7 @@ class SshChannel:
                 asyncio.get_running_loop().call_later(login_shell.NOTICE_SECONDS, lambda: self._fail(error))
             )
         self._wake()
-        self._balance()
+        self._update_flow()
 
     def eof_received(self) -> bool:
         """Handle the end of both outputs; True keeps stdin open."""
@@ -254,12 +255,12 @@ class SshChannel:
         self._writable.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Handle the end of the session; without exit status or with incomplete output it is a lost connection."""
+        """Handle the end of the session: without an exit status or all its output, the connection was lost."""
         if self._ended:
             return
         self._ended = True
         self._stop_timers()
-        if not self._given_up and (self._exit is None or (error is not None and not self._eof)):
+        if not self._is_closed and (self._exit is None or (error is not None and not self._eof)):
             self._failure = self._failure or lost(self._server, error)
         self._on_end()
         self._writable.set()
@@ -273,11 +274,11 @@ class SshChannel:
 
     @property
     def _is_open(self) -> bool:
-        return not (self._ended or self._given_up)
+        return not (self._ended or self._is_closed)
 
     @property
     def _at_end(self) -> bool:
-        return self._eof or self._ended or self._given_up or self._failure is not None
+        return self._eof or self._ended or self._is_closed or self._failure is not None
 
     @property
     def _has_started(self) -> bool:
@@ -285,31 +286,31 @@ class SshChannel:
 
     @property
     def _is_redirected(self) -> bool:
-        """Return whether the script has begun, but its standard output has not come."""
+        """Return whether the script has started, but its standard output does not arrive."""
         return self._outputs[Stream.ERR].started and not self._has_started
 
     def _send_script(self) -> None:
         if self._is_open:
             self._send(self._script.lines)
 
-    def _end_a_slow_shell(self) -> None:
-        """Close a slow shell's stdin: one that ends then was reading it. Any other is given up."""
+    def _end_slow_shell(self) -> None:
+        """Close the stdin of a slow shell, so that one that reads it ends; fail if the shell does not end."""
         self._was_too_slow = True
         loop = asyncio.get_running_loop()
         self._timers = [
             loop.call_later(login_shell.END_SECONDS, lambda: self._fail(login_shell.too_slow(self._server)))
         ]
-        if self._wire is not None:
+        if self._raw is not None:
             with suppress(OSError):
-                self._wire.write_eof()
+                self._raw.write_eof()
 
-    def _note_start(self) -> None:
+    def _handle_start(self) -> None:
         self._stop_timers()
-        self._sent_blindly = b""
+        self._sent_before_mark = b""
         if self._was_too_slow:
             self._fail(login_shell.too_slow(self._server))
-        elif self._is_script_due:
-            self._is_script_due = False
+        elif self._waits_for_mark:
+            self._waits_for_mark = False
             self._send_script()
 
     def _stop_timers(self) -> None:
@@ -318,21 +319,21 @@ class SshChannel:
 
     def _send(self, data: bytes) -> None:
         if not self._has_started:
-            self._sent_blindly += data
-        if self._wire is not None:
+            self._sent_before_mark += data
+        if self._raw is not None:
             with suppress(BrokenPipeError):  # the command has just ended
-                self._wire.write(data)
+                self._raw.write(data)
 
-    def _balance(self) -> None:
-        """Pause reading when the buffer is full; resume when it is not, or a caller waits for more."""
-        full = max(len(output.data) for output in self._outputs.values()) > PAUSE_BYTES and not self._hungry
-        if self._wire is None or not self._is_open or full == self._paused:
+    def _update_flow(self) -> None:
+        """Pause reading while a buffer is full, unless a caller waits for data."""
+        full = max(len(output.data) for output in self._outputs.values()) > PAUSE_BYTES and not self._readers
+        if self._raw is None or not self._is_open or full == self._paused:
             return
         self._paused = full
         if full:
-            self._wire.pause_reading()
+            self._raw.pause_reading()
         else:
-            self._wire.resume_reading()
+            self._raw.resume_reading()
 
     def _result(self) -> Exit:
         self._raise_failure()
@@ -342,15 +343,15 @@ class SshChannel:
             self._raise_not_run(self._exit)
         return self._exit
 
-    def _raise_not_run(self, ended: Exit) -> None:
-        if ended.status == NOT_OURS:
+    def _raise_not_run(self, end: Exit) -> None:
+        if end.status == NOT_RUN:
             raise login_shell.swallowed(self._server)
-        if ended.status == NO_OUTPUT or self._is_redirected:
-            raise login_shell.redirected(self._server, has_run=ended.status != NO_OUTPUT)
+        if end.status == NO_OUTPUT or self._is_redirected:
+            raise login_shell.redirected(self._server, has_run=end.status != NO_OUTPUT)
         if self._was_too_slow:
             raise login_shell.too_slow(self._server)
-        said = self._outputs[Stream.OUT].tail or self._outputs[Stream.ERR].tail
-        raise login_shell.not_run(self._server, ended, said, self._sent_blindly)
+        noise = self._outputs[Stream.OUT].tail or self._outputs[Stream.ERR].tail
+        raise login_shell.not_run(self._server, end, noise, self._sent_before_mark)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
@@ -360,13 +361,13 @@ class SshChannel:
         if self._failure is not None:
             raise self._failure
 
-    def _error(self, what: str, status: int) -> RemoteCommandError:
-        message = f"{self._server}: {self._label}: {what}"
+    def _error(self, reason: str, status: int) -> RemoteCommandError:
+        message = f"{self._server}: {self._label}: {reason}"
         return RemoteCommandError(message, server=self._server, command=self._label, exit_status=status)
 
     async def _change(self) -> None:
         """Wait for data or the end."""
-        self._balance()
+        self._update_flow()
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
@@ -378,8 +379,8 @@ class SshChannel:
                 waiter.set_result(None)
 
 
-class _Output:
-    """Unread bytes of one stream, from the mark on."""
+class _OutputBuffer:
+    """The unread bytes of one stream after the mark."""
 
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
@@ -394,12 +395,12 @@ class _Output:
         if not self.started:
             window = self.tail + data
             before, _, after = window.partition(self._mark)
-            pid, is_whole, data = after.partition(b"\n")
-            if not is_whole:
+            pid, has_mark, data = after.partition(b"\n")
+            if not has_mark:
                 before = window
             self.noise += len(before) - len(self.tail)
             self.tail = before[-TAIL_BYTES:]
-            if not is_whole:
+            if not has_mark:
                 return self.noise <= login_shell.MAX_NOISE_BYTES
             self.started = True
             self.pid = int(pid) if pid.isdigit() else 0
@@ -416,6 +417,6 @@ class _Output:
 def lost(server: str, error: Exception | None) -> ConnectionLostError:
     """Return the error for a lost connection."""
     reason = str(error) if error is not None else "the session ended without an exit status"
-    # The SSH library's message when it knows no cause.
-    why = "" if reason == "Connection lost" else f": {reason}"
-    return ConnectionLostError(f"{server}: the connection was lost{why}", hint=LOST_HINT, server=server)
+    # asyncssh says this when it knows no cause.
+    suffix = "" if reason == "Connection lost" else f": {reason}"
+    return ConnectionLostError(f"{server}: the connection was lost{suffix}", hint=LOST_HINT, server=server)

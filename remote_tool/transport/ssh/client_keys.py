@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import LoginError
-from remote_tool.transport.login import key_name
 from remote_tool.transport.ssh import key_files, login_errors
 from remote_tool.transport.ssh.endpoint import AuthMethods
 from remote_tool.transport.ssh.host_keys.entries import HostKey
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.transport.ssh.context import ConnectionContext
-    from remote_tool.transport.ssh.login_errors import Progress
+    from remote_tool.transport.ssh.login_errors import LoginProgress
     from remote_tool.transport.ssh.passwords import Passwords
 
 
-# Nobody answers a prompt faster.
+# An agent that takes longer may have asked somebody to confirm or to touch a key.
 UNATTENDED_SECONDS = 0.5
 
 
 class ClientKeys:
     """The private keys for a login, in the order in which they are offered."""
 
-    def __init__(self, progress: Progress, passwords: Passwords, context: ConnectionContext) -> None:
+    def __init__(self, progress: LoginProgress, passwords: Passwords, context: ConnectionContext) -> None:
         self._server = progress.endpoint.server
         self._identity = progress.endpoint.identity
         self._progress = progress
@@ -44,7 +43,7 @@ class ClientKeys:
         self._files: dict[int, Path] = {}
 
     async def load(self, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
-        """Return only the configured key, or the keys of the agent and of ~/.ssh that need no passphrase.
+        """Return the configured key alone; without one, the keys of the agent and of ~/.ssh that need no passphrase.
 
         Raises:
             LoginError: The configured key cannot be used.
@@ -60,23 +59,22 @@ class ClientKeys:
         return keys
 
     async def next_locked(self) -> list[asyncssh.SSHKeyPair] | None:
-        """Return the next key that had to be opened with a passphrase."""
+        """Return the next key that needs a passphrase, opened; None without another one."""
         while self._locked:
             if pairs := await self._unlock(self._locked.pop(0)):
                 return pairs
         return None
 
-    def origin_of(self, signer: object) -> tuple[Path | None, str] | None:
-        """Return the file of a key that needs no passphrase, or None for one of the agent, and its public half.
+    def source_of(self, signer: object) -> tuple[Path | None, str] | None:
+        """Return the file of a key, None for a key of the agent, and its public half.
 
-        Nothing for any other key: to use it again, somebody would be asked.
+        There is no answer for a key that needs somebody's passphrase, confirmation or touch to be used again.
         """
         if not isinstance(signer, asyncssh.SSHKeyPair) or signer.has_cert:
             return None
         # With a second factor, the last method is another one.
         if "-sk" in self._progress.method or "key" not in self._progress.method:
             return None
-        # An agent does not tell which of its keys need a confirmation or a touch.
         if self._progress.signing_seconds > UNATTENDED_SECONDS:
             return None
         path = self._files.get(id(signer))
@@ -91,7 +89,7 @@ class ClientKeys:
         return keys
 
     async def _load_configured(self, path: Path, agent: asyncssh.SSHAgentClient | None) -> list[asyncssh.SSHKeyPair]:
-        if key_files.close_to_others(path):
+        if key_files.make_private(path):
             self._notice(self._server, f"chmod 600 {path}: other users could read the private key")
         problem = key_files.problem_of_key_file(path)
         if problem:
@@ -106,11 +104,11 @@ class ClientKeys:
         pairs = await self._from_agent(agent, [path]) or await self._unlock(path)
         if pairs:
             return pairs
-        why = "the passphrase is wrong" if self._progress.can_ask else "there is no terminal to ask for it"
-        raise self._error(f"the private key {path} has a passphrase, and {why}", f"ssh-add {shlex.quote(str(path))}")
+        reason = "the passphrase is wrong" if self._progress.can_ask else "there is no terminal to ask for it"
+        raise self._error(f"the private key {path} has a passphrase, and {reason}", f"ssh-add {shlex.quote(str(path))}")
 
     async def _load_usual(self, path: Path) -> list[asyncssh.SSHKeyPair]:
-        """Load a key of ~/.ssh, if any; a key that ssh would skip is skipped with a note."""
+        """Load a key of ~/.ssh, if it exists; skip with a note a key that ssh would skip."""
         problem = key_files.problem_of_key_file(path)
         if problem == key_files.MISSING or path.suffix == ".pub":
             return []
@@ -136,22 +134,22 @@ class ClientKeys:
     async def _from_agent(
         self, agent: asyncssh.SSHAgentClient | None, only: Sequence[Path] | None
     ) -> list[asyncssh.SSHKeyPair]:
-        wanted = None if only is None else [data for path in only if (data := key_files.public_data(path))]
-        if agent is None or wanted == []:
+        allowed = None if only is None else [data for path in only if (data := key_files.public_data(path))]
+        if agent is None or allowed == []:
             return []
         try:
             async with asyncio.timeout(login_errors.CONNECT_SECONDS):
-                return list(await agent.get_keys(wanted))
+                return list(await agent.get_keys(allowed))
         except (OSError, ValueError, asyncssh.Error) as error:
             self._progress.notes.append(f"the ssh agent does not answer ({error})")
             return []
 
-    def _error(self, what: str, hint: str) -> LoginError:
-        return LoginError(f"{self._server}: {what}", hint=hint, server=self._server)
+    def _error(self, reason: str, hint: str) -> LoginError:
+        return LoginError(f"{self._server}: {reason}", hint=hint, server=self._server)
 
 
 @asynccontextmanager
-async def connect_agent(progress: Progress) -> AsyncIterator[asyncssh.SSHAgentClient | None]:
+async def connect_agent(progress: LoginProgress) -> AsyncIterator[asyncssh.SSHAgentClient | None]:
     """Connect to the ssh agent during a login; an unresponsive agent counts as none."""
     path = progress.endpoint.identity.agent
     agent = None
@@ -168,16 +166,16 @@ async def connect_agent(progress: Progress) -> AsyncIterator[asyncssh.SSHAgentCl
             agent.close()
 
 
-def note_signatures(keys: Sequence[asyncssh.SSHKeyPair], progress: Progress) -> None:
-    """Record when keys sign: a server requests signatures only of keys that it accepts."""
+def track_signatures(keys: Sequence[asyncssh.SSHKeyPair], progress: LoginProgress) -> None:
+    """Record which key signs last: a server requests signatures only of keys that it accepts."""
     for key in keys:
-        for name, note in (("sign", _sign), ("sign_async", _sign_with_agent)):
+        for name, tracked in (("sign", _sign), ("sign_async", _sign_with_agent)):
             if sign := getattr(key, name, None):
-                setattr(key, name, partial(note, sign, key, progress))
+                setattr(key, name, partial(tracked, sign, key, progress))
 
 
 async def _sign_with_agent(
-    sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: Progress, data: bytes
+    sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: LoginProgress, data: bytes
 ) -> bytes:
     began = time.monotonic()
     signature: bytes = await _sign(sign, key, progress, data)
@@ -185,7 +183,7 @@ async def _sign_with_agent(
     return signature
 
 
-def _sign(sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: Progress, data: bytes) -> Any:  # noqa: ANN401
-    progress.method = key_name(key.algorithm.decode("ascii", "replace"))
+def _sign(sign: Callable[[bytes], Any], key: asyncssh.SSHKeyPair, progress: LoginProgress, data: bytes) -> Any:  # noqa: ANN401
+    progress.method = key_files.key_name(key.algorithm.decode("ascii", "replace"))
     progress.signer = key
     return sign(data)

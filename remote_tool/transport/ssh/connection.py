@@ -7,21 +7,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from remote_tool.errors import ConnectError, HostKeyError
-from remote_tool.transport.host import MEBIBYTE
-from remote_tool.transport.login import Login, key_name
+from remote_tool.transport.host import MEBIBYTE, Login
 from remote_tool.transport.ssh import login_errors, packets
 from remote_tool.transport.ssh.channel import lost
-from remote_tool.transport.ssh.client_keys import ClientKeys, connect_agent, note_signatures
+from remote_tool.transport.ssh.client_keys import ClientKeys, connect_agent, track_signatures
 from remote_tool.transport.ssh.context import Hop
-from remote_tool.transport.ssh.errors import FOREIGN, explained
+from remote_tool.transport.ssh.host import SessionRefusedError
 from remote_tool.transport.ssh.host_keys.check import HostKeyCheck
 from remote_tool.transport.ssh.host_keys.rules import UnconfirmedKeyError
-from remote_tool.transport.ssh.key_files import host_key_of
+from remote_tool.transport.ssh.key_files import host_key_of, key_name
 from remote_tool.transport.ssh.library import asyncssh
 from remote_tool.transport.ssh.liveness import Liveness
-from remote_tool.transport.ssh.login_errors import Progress, Stage
+from remote_tool.transport.ssh.login_errors import FOREIGN, LoginProgress, Stage, explained
 from remote_tool.transport.ssh.passwords import LoginClock, Passwords
-from remote_tool.transport.ssh.session_limit import SessionRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,11 +34,11 @@ CLOSE_SECONDS = 1.0
 WINDOW_BYTES = 8 * MEBIBYTE
 PACKET_BYTES = 128 * 1024
 LONGEST_GREETING = 64 * 1024
-ERASES_WHOLE_CHARACTERS = 42  # IUTF8 of RFC 8160
+IUTF8 = 42  # RFC 8160
 
-# Not overridable by ssh_config.
+# ssh_config cannot override these.
 FIXED_OPTIONS: dict[str, Any] = {
-    "agent_path": None,  # we query the agent ourselves, for the keys we want
+    "agent_path": None,  # our own connection to the agent gets only the keys to offer
     "agent_forwarding": False,
     "x11_forwarding": False,
     "x509_trusted_certs": None,
@@ -50,7 +48,7 @@ FIXED_OPTIONS: dict[str, Any] = {
     "host_based_auth": False,
     "pkcs11_provider": None,
     "compression_algs": "none",
-    "connect_timeout": None,  # ours tells the two phases apart, and stops while the user types
+    "connect_timeout": None,  # ours differs before and after the greeting, and stops while the user types
     "login_timeout": 0,
     "command": None,
     "env": None,
@@ -64,7 +62,7 @@ class Connection(asyncssh.SSHClient):
     """One login; asyncssh calls most of its methods."""
 
     def __init__(self, endpoint: Endpoint, context: ConnectionContext) -> None:
-        self.progress = Progress(endpoint, context.prompter.can_ask)
+        self.progress = LoginProgress(endpoint, context.prompter.can_ask)
         self._endpoint = endpoint
         self._clock = LoginClock()
         self._passwords = Passwords(endpoint, context.prompter, self._clock, context.common_passwords)
@@ -83,7 +81,7 @@ class Connection(asyncssh.SSHClient):
 
     @property
     def login(self) -> Login:
-        """How the login was authenticated."""
+        """The login of this connection."""
         key = self._host_keys.accepted
         return Login(
             username=self._endpoint.username,
@@ -94,12 +92,12 @@ class Connection(asyncssh.SSHClient):
 
     @property
     def hops(self) -> tuple[Hop, ...]:
-        """The logins on the way, ours the last, where all of them can be repeated without asking; else nothing."""
+        """The logins to the jump hosts and the server; empty unless all can be repeated without asking anybody."""
         before = self._tunnel.hops if self._tunnel is not None else ()
-        key, origin = self._host_keys.accepted, self._keys.origin_of(self.progress.signer)
-        if self.raw is None or key is None or origin is None or (self._tunnel is not None and not before):
+        key, key_source = self._host_keys.accepted, self._keys.source_of(self.progress.signer)
+        if self.raw is None or key is None or key_source is None or (self._tunnel is not None and not before):
             return ()
-        return (*before, Hop(self._endpoint, key, *origin, cipher=str(self.raw.get_extra_info("send_cipher"))))
+        return (*before, Hop(self._endpoint, key, *key_source, cipher=str(self.raw.get_extra_info("send_cipher"))))
 
     async def log_in(self, tunnel: JumpConnection | None) -> None:
         """Connect, check the host key, log in, and record a new key.
@@ -113,7 +111,7 @@ class Connection(asyncssh.SSHClient):
         with explained(self.progress):
             async with connect_agent(self.progress) as agent:
                 keys = await self._keys.load(agent)
-                note_signatures(keys, self.progress)
+                track_signatures(keys, self.progress)
                 await self._connect(keys, tunnel)
         try:
             self._host_keys.record()
@@ -125,12 +123,12 @@ class Connection(asyncssh.SSHClient):
         self._liveness = Liveness(self.raw, self._endpoint.keepalive_seconds, self._endpoint.keepalive_count)
         self.progress.stage = Stage.READY
 
-    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
+    async def watch(self, seconds: float, report: Callable[[bool], None]) -> None:
         """Monitor whether the server responds; see :meth:`Liveness.watch`."""
         assert self._liveness is not None, "logged in"
         if self.alive:
-            self._liveness.ask_every(seconds / 2)
-        await self._liveness.watch(seconds, tell)
+            self._liveness.send_keepalives_every(seconds / 2)
+        await self._liveness.watch(seconds, report)
 
     async def close(self) -> None:
         """Close the connection; wait at most a second for the server."""
@@ -147,7 +145,7 @@ class Connection(asyncssh.SSHClient):
                     await self.raw.wait_closed()
 
     async def create_session(self, channel: SshChannel) -> None:
-        """Start the shell in its own session.
+        """Run the channel's command in a new session.
 
         Raises:
             SessionRefusedError: The server opens no more.
@@ -167,7 +165,7 @@ class Connection(asyncssh.SSHClient):
                     **_terminal_options(channel.terminal),
                 )
         except asyncssh.ChannelOpenError as error:
-            # A broken connection also refuses sessions just before its end is reported.
+            # A lost connection refuses sessions, too, just before its end is reported.
             await asyncio.sleep(0)
             if self._ended:
                 raise lost(self._endpoint.server, self._end_reason or error) from None
@@ -179,7 +177,7 @@ class Connection(asyncssh.SSHClient):
         endpoint = self._endpoint
         try:
             async with asyncio.timeout(login_errors.CONNECT_SECONDS) as timeout:
-                with self._clock.of(timeout):
+                with self._clock.controlling(timeout):
                     self.raw = await asyncssh.connect(
                         endpoint.alias, endpoint.port, tunnel=tunnel and tunnel.raw, **self._options(keys)
                     )
@@ -220,15 +218,15 @@ class Connection(asyncssh.SSHClient):
         self.progress.greeting = (self.progress.greeting + data)[:LONGEST_GREETING]
 
     def _trusted_by_asyncssh(self, *_: object) -> tuple[Sequence[Any], ...]:
-        """Give asyncssh no trusted keys, so that every key is passed to our own check.
+        """Give asyncssh no trusted keys, so that it passes every key to our own check.
 
-        With certificates it needs the revoked ones: it checks the key inside the certificate itself.
+        For certificates it gets the revoked keys: only asyncssh sees the key in a certificate.
         """
         imported = [_import_key(key) for key in self._host_keys.revoked_for_certificates()]
         return [], [], [key for key in imported if key is not None]
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        """Check the server's key; nothing secret was sent before."""
+        """Check the server's key, before anything secret is sent."""
         del host, addr, port
         try:
             self._host_keys.require(host_key_of(key))
@@ -250,7 +248,7 @@ class Connection(asyncssh.SSHClient):
         """Offer the keys with a passphrase one by one, if no other key was accepted."""
         self._note_methods()
         keys = await self._keys.next_locked()
-        note_signatures(keys or (), self.progress)
+        track_signatures(keys or (), self.progress)
         return keys
 
     async def password_auth_requested(self) -> str | None:
@@ -262,7 +260,7 @@ class Connection(asyncssh.SSHClient):
         return await self._passwords.password()
 
     def kbdint_auth_requested(self) -> str | None:
-        """Take part if there is a password or a user to ask."""
+        """Accept this method if there is a password or a user to ask."""
         self._note_methods()
         if not self._may_answer():
             return None
@@ -277,18 +275,18 @@ class Connection(asyncssh.SSHClient):
         return await self._passwords.answers([text for text, _ in prompts])
 
     def debug_msg_received(self, msg: str, lang: str, always_display: bool) -> None:
-        """Reply to sshd's message after each login by key: it is small, and the next packet waits for our ACK."""
+        """Acknowledge sshd's small message after each login by key: its next packet waits for that."""
         del msg, lang, always_display
         if self.raw is not None:
             packets.acknowledge_now(self.raw)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Store the reason."""
+        """Store why the connection has ended."""
         self._ended = True
         self._end_reason = exc
 
     def _may_answer(self) -> bool:
-        """Return whether there is an answer that may be sent to this host."""
+        """Return whether there is an answer, and it may be sent to this host."""
         if not self._passwords.can_answer:
             return False
         try:
@@ -313,7 +311,7 @@ def _terminal_options(terminal: UserTerminal | None) -> dict[str, Any]:
         "request_pty": "force",
         "term_type": terminal.kind,
         "term_size": (terminal.columns, terminal.rows),
-        "term_modes": {ERASES_WHOLE_CHARACTERS: 1},
+        "term_modes": {IUTF8: 1},
     }
 
 

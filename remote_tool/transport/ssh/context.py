@@ -1,4 +1,4 @@
-"""Data shared by a command's connections, in its own module, since importing the SSH library is slow."""
+"""Data that the connections of a command share; it stands alone, as the SSH library is slow to import."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Hop:
     """A login that worked and can be repeated without asking anybody.
 
     Attributes:
-        endpoint: Where it led.
-        host_key: What the host showed and may show.
-        key_file: The private key that let us in; None when the ssh agent has it.
-        public_key: The public half, as a ``.pub`` file has it.
-        cipher: What encrypts the data that we send.
+        endpoint: The destination.
+        host_key: The accepted key of the host.
+        key_file: The private key of the login; None if the ssh agent has it.
+        public_key: Its public half, as in a ``.pub`` file.
+        cipher: The cipher for the data that we send.
     """
 
     endpoint: Endpoint
@@ -40,7 +40,7 @@ class Hop:
 
 
 class JumpConnection(HasLiveness, Protocol):
-    """A connection to a jump host, used for others."""
+    """A connection to a jump host, used for connections to other hosts."""
 
     @property
     def raw(self) -> Any:  # noqa: ANN401 - a type of the SSH library, which is loaded late
@@ -48,7 +48,7 @@ class JumpConnection(HasLiveness, Protocol):
 
     @property
     def hops(self) -> tuple[Hop, ...]:
-        """The logins on the way, where all of them can be repeated."""
+        """The logins up to this host; empty unless all can be repeated."""
 
     async def close(self) -> None:
         """Close the connection, with a timeout."""
@@ -59,10 +59,10 @@ class ConnectionContext:
     """Data shared by all connections of a command.
 
     Attributes:
-        rules: Which host keys are accepted.
+        rules: The rules for host keys.
         prompter: Prompts for secrets.
         trace: Reports durations for ``-v``, in seconds, by server.
-        common_passwords: Passwords asked for once for several servers.
+        common_passwords: Passwords that are asked for once for several servers.
         jumps: Connections to jump hosts, shared by the servers behind them.
         logins: Limits concurrent logins per address as seen from its jump host; several names may share an address.
         passphrases: Known passphrases of key files.

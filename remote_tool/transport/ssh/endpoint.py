@@ -1,4 +1,4 @@
-"""Destination and credentials of a login: the configuration merged with ``~/.ssh/config``, as frozen values."""
+"""The destination and the credentials of a login: frozen values, from our configuration and ``~/.ssh/config``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ DEFAULT_PORT = 22
 
 @dataclass(frozen=True)
 class Trust:
-    """How the key of a host is verified.
+    """The rules of ssh_config for the key of a host.
 
     Attributes:
         names: Names of the host in known_hosts files.
-        files: The user's and the system's.
+        files: The known_hosts files of the user and of the system.
         revoked: A file of revoked keys.
         strict: Whether ssh_config refuses unknown hosts.
         asks: Whether ssh_config requires confirmation of unknown hosts.
         hashes_names: Whether ssh_config requires hashed host names.
-        ignored: Options of ssh_config that we ignore, erring on the strict side.
+        ignored: Options of ssh_config that we do not support; without them, fewer keys are accepted.
         chooses_algorithms: Whether ssh_config sets the types of host keys.
     """
 
@@ -54,9 +54,9 @@ class Identity:
 
     Attributes:
         methods: Whether keys, passwords or both are used.
-        private_key: The configured one, then offered exclusively.
-        password: Never shown.
-        password_env: The variable with the password.
+        private_key: The configured key; only this one is offered then.
+        password: The configured password, never shown.
+        password_env: The environment variable with the password.
         files: The key files that ssh would try.
         files_only: Whether the agent may offer only these.
         agent: The socket of the ssh agent; empty without one.
@@ -71,7 +71,7 @@ class Identity:
     agent: str = ""
 
     def configured_password(self) -> str | None:
-        """Return the password that need not be asked for."""
+        """Return the configured password; None if the user must be asked."""
         if self.password is not None or self.password_env is None:
             return self.password
         return os.environ.get(self.password_env)
@@ -82,21 +82,21 @@ class Endpoint:
     """An SSH server to log in to.
 
     Attributes:
-        server: Name of the configured server that it is, or leads to.
+        server: Name of the configured server at this endpoint, or behind this jump host.
         is_jump: Whether it is a jump host on the way to the server.
         alias: The configured host, looked up in ``~/.ssh/config``.
         host: The host to connect to.
         port: The host's port.
         username: The user.
         jumps: The jump hosts before it, ``user@host:port`` each.
-        trust: How its key is verified.
+        trust: The rules for its host key.
         identity: The credentials.
         config_files: The ssh_config files with all other options.
-        included: The paths that these include, as they name them: with wildcards.
-        other_options: Their options for this host that no other attribute contains.
-        chooses_ciphers: Whether they set the ciphers.
-        is_listed: Whether it comes only from a host list, without configuration.
-        has_proxy_command: Whether they connect through a program.
+        included: The paths in their Include options, which may have wildcards.
+        other_options: Options for this host that no other attribute contains.
+        chooses_ciphers: Whether ssh_config sets the ciphers.
+        is_listed: Whether the server comes from a host list, without configuration.
+        has_proxy_command: Whether ssh_config connects through a program.
         keepalive_seconds: Silence before a keepalive is sent; 0 disables keepalives.
         keepalive_count: Unanswered keepalives until the connection is lost.
     """
@@ -130,12 +130,12 @@ class Endpoint:
 
     @property
     def ssh_command(self) -> str:
-        """Return the ssh command that a user can try."""
+        """Return the ssh command for the same login."""
         port = "" if self.port == DEFAULT_PORT else f"-p {self.port} "
         return f"ssh {port}{self.username}@{self.alias}"
 
     def settings(self, *keys: str) -> str:
-        """Name settings with their source: ``hostname: and port: of gpu1 in .remote/configs.yaml``."""
+        """Return the names of settings with their source: ``hostname: and port: of gpu1 in .remote/configs.yaml``."""
         if self.is_jump or self.is_listed:
             return f"{self.alias} in ~/.ssh/config"
         return f"{' and '.join(f'{key}:' for key in keys)} of {self.server} in .remote/configs.yaml"

@@ -1,4 +1,4 @@
-"""A server behind an SSH connection: run scripts and write files there."""
+"""A server behind an SSH connection: run scripts there, in as many sessions as it allows at once."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from remote_tool.errors import RemoteCommandError
+from remote_tool.errors import ConnectError, RemoteCommandError
 from remote_tool.redaction import redact
 from remote_tool.transport.host import MEBIBYTE, Completed, Exit
 from remote_tool.transport.ssh import login_shell
 from remote_tool.transport.ssh.channel import SshChannel
+from remote_tool.transport.ssh.endpoint import printable
 from remote_tool.transport.ssh.login_shell import TIMED_OUT_STATUS
 from remote_tool.transport.ssh.script import wrap, wrap_for_terminal
-from remote_tool.transport.ssh.session_limit import SessionLimit, SessionRefusedError, no_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from remote_tool.transport.host import Channel, UserTerminal
-    from remote_tool.transport.login import Login
+    from remote_tool.transport.host import Channel, Login, UserTerminal
 
+MAX_SESSIONS = 10  # as in a stock sshd
 LONGEST_STDERR = 64 * 1024
 REFUSED_SECONDS = 3.0
 
 
-class Link(Protocol):
-    """The connection that carries the sessions of a server: our own login, or a kept one."""
+class SessionRefusedError(Exception):
+    """The server opens no more sessions on this connection."""
+
+
+class HostConnection(Protocol):
+    """A connection that opens sessions on a server: our own login, or a kept one."""
 
     @property
     def alive(self) -> bool:
@@ -37,12 +41,12 @@ class Link(Protocol):
 
     @property
     def login(self) -> Login:
-        """How the login was authenticated."""
+        """The login of the connection."""
 
     async def create_session(self, channel: SshChannel) -> None:
-        """Start the shell in a new session; raises SessionRefusedError, ConnectionLostError."""
+        """Run the channel's command in a new session; raises SessionRefusedError, ConnectionLostError."""
 
-    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
+    async def watch(self, seconds: float, report: Callable[[bool], None]) -> None:
         """Report when the server becomes silent, and when data arrives again."""
 
     async def close(self) -> None:
@@ -55,7 +59,7 @@ class SshHost:
     def __init__(
         self,
         name: str,
-        connection: Link,
+        connection: HostConnection,
         trace: Callable[[str, str, float], None],
         notice: Callable[[str, str], None],
     ) -> None:
@@ -63,9 +67,9 @@ class SshHost:
         self._connection = connection
         self._trace = trace
         self._notice = notice
-        self._is_slow = False
+        self._has_reported_slow_shell = False
         self._sessions = SessionLimit()
-        self._opened_one = False
+        self._has_opened_session = False
         self._openings: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -78,7 +82,7 @@ class SshHost:
 
     @property
     def login(self) -> Login:
-        """How the login was authenticated."""
+        """The login of the connection."""
         return self._connection.login
 
     @property
@@ -91,7 +95,7 @@ class SshHost:
         script: str,
         *,
         stdin: bytes = b"",
-        timeout: float = 60.0,  # noqa: ASYNC109 - the seam has it
+        timeout: float = 60.0,  # noqa: ASYNC109 - as in Host
         limit: int = 16 * MEBIBYTE,
         check: bool = True,
         label: str = "",
@@ -116,9 +120,9 @@ class SshHost:
         async with self._open(script, label or _label_of(script), terminal) as channel:
             yield channel
 
-    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
+    async def watch(self, seconds: float, report: Callable[[bool], None]) -> None:
         """Monitor whether the server responds; see :meth:`remote_tool.transport.host.Host.watch`."""
-        await self._connection.watch(seconds, tell)
+        await self._connection.watch(seconds, report)
 
     async def close(self) -> None:
         """Close the connection; wait about a second for the server."""
@@ -147,7 +151,7 @@ class SshHost:
             self._trace(self._name, label + noise, time.monotonic() - began)
 
     async def _open_session(self, script: str, label: str, terminal: UserTerminal | None) -> SshChannel:
-        """Open a session, waiting for one of ours to end if the server allows no more."""
+        """Open a session; if the server allows no more, wait until one of ours ends."""
         deadline = time.monotonic() + REFUSED_SECONDS
         while True:
             await self._sessions.acquire()
@@ -156,12 +160,12 @@ class SshHost:
                 label,
                 wrap(script) if terminal is None else wrap_for_terminal(script),
                 terminal=terminal,
-                on_slow=self._report_slow,
+                on_slow=self._report_slow_shell,
                 on_end=self._sessions.release,
             )
             opening = asyncio.create_task(self._connection.create_session(channel))
             self._openings.add(opening)
-            opening.add_done_callback(partial(self._note_opening, channel))
+            opening.add_done_callback(partial(self._settle_opening, channel))
             try:
                 # asyncssh would forget a session whose opening is canceled, and the server would keep it.
                 await asyncio.shield(opening)
@@ -171,33 +175,80 @@ class SshHost:
                 channel.hang_up()
                 raise
             else:
-                self._opened_one = True
+                self._has_opened_session = True
                 return channel
 
-    def _report_slow(self) -> None:
-        """Report once what is being waited for."""
-        if not self._is_slow:
-            self._is_slow = True
+    def _report_slow_shell(self) -> None:
+        """Report once that the login shell is slow."""
+        if not self._has_reported_slow_shell:
+            self._has_reported_slow_shell = True
             self._notice(self._name, login_shell.slow_notice())
 
-    def _note_opening(self, channel: SshChannel, opening: asyncio.Task[None]) -> None:
-        """Handle the result of an opening, even if it was canceled."""
+    def _settle_opening(self, channel: SshChannel, opening: asyncio.Task[None]) -> None:
+        """Release the session unless it was opened; end it if its caller was canceled meanwhile."""
         self._openings.discard(opening)
         error = None if opening.cancelled() else opening.exception()
         if isinstance(error, SessionRefusedError):
             self._sessions.refused()
         elif error is not None or opening.cancelled():
             self._sessions.release()
-        elif channel.is_given_up:
+        elif channel.is_closed:
             channel.hang_up()
 
     async def _wait_for_session(self, refusal: SessionRefusedError, deadline: float) -> None:
         if self._sessions.held:
-            return  # one of ours will end, and wake us
+            return  # acquire() waits until one of ours has ended
         # sshd counts a session slightly longer than its channel exists.
-        if not self._opened_one or time.monotonic() > deadline:
-            raise no_session(self._name, refusal) from None
+        if not self._has_opened_session or time.monotonic() > deadline:
+            raise _no_session(self._name, refusal) from None
         await asyncio.sleep(0.05)
+
+
+class SessionLimit:
+    """A semaphore that learns from refusals how many sessions a server allows per connection.
+
+    Attributes:
+        limit: Maximum number of sessions.
+        held: Current number; a closed session counts until its command has ended, as in sshd.
+    """
+
+    def __init__(self, limit: int = MAX_SESSIONS) -> None:
+        self.limit = limit
+        self.held = 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def acquire(self) -> None:
+        """Wait until another session may be opened, in order of arrival."""
+        while self.held >= self.limit:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
+        self.held += 1
+
+    def release(self) -> None:
+        """Release a session that has ended."""
+        self.held -= 1
+        self._wake_all()
+
+    def refused(self) -> None:
+        """Return a refused session, and lower the limit to the current number."""
+        self.held -= 1
+        self.limit = max(1, min(self.limit, self.held))
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _no_session(server: str, refusal: SessionRefusedError) -> ConnectError:
+    return ConnectError(
+        f"{server}: the server refused a new session: {printable(str(refusal))}",
+        hint="Check MaxSessions in its sshd_config, and which of your sessions still run there",
+        server=server,
+    )
 
 
 def _command_error(server: str, label: str, completed: Completed) -> RemoteCommandError:
@@ -208,13 +259,14 @@ def _command_error(server: str, label: str, completed: Completed) -> RemoteComma
     return RemoteCommandError(message, server=server, command=label, exit_status=status, stderr_tail=tail)
 
 
-def _status_of(ended: Exit) -> int:
-    if ended.status is not None:
-        return ended.status
-    return 128 + int(getattr(signal, f"SIG{ended.signal}", 0))
+def _status_of(end: Exit) -> int:
+    """Return the exit status as a shell reports it."""
+    if end.status is not None:
+        return end.status
+    return 128 + int(getattr(signal, f"SIG{end.signal}", 0))
 
 
 def _label_of(script: str) -> str:
-    """Return a label for a script: its first line that does something."""
+    """Return the first line of a script that is not a comment, as its label."""
     lines = [line.strip() for line in script.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     return (lines[0] if lines else "script")[:100]

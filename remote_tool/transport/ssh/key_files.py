@@ -21,7 +21,7 @@ MISSING = ("does not exist", "Check private_key: in .remote/configs.yaml")
 
 
 class LockedKeyError(ValueError):
-    """A key file cannot be read without a passphrase."""
+    """A key file needs a passphrase."""
 
 
 def load_key_file(path: Path, passphrase: str | None = None) -> list[asyncssh.SSHKeyPair]:
@@ -33,17 +33,17 @@ def load_key_file(path: Path, passphrase: str | None = None) -> list[asyncssh.SS
         raise
 
 
-def close_to_others(path: Path) -> bool:
-    """Restrict one of our key files to its owner, as ssh requires; return whether that was needed and done."""
+def make_private(path: Path) -> bool:
+    """Make a key file private, as ssh requires; return whether its permissions have changed."""
     with suppress(OSError):
-        if _is_open(path.stat()):
+        if _is_accessible_to_others(path.stat()):
             path.chmod(0o600)
-            # On a file system without modes, such as a Windows drive, nothing has changed.
-            return not _is_open(path.stat())
+            # Nothing changes on a file system without permissions, such as a Windows drive.
+            return not _is_accessible_to_others(path.stat())
     return False
 
 
-def _is_open(status: os.stat_result) -> bool:
+def _is_accessible_to_others(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and bool(status.st_mode & 0o077)
 
 
@@ -57,7 +57,7 @@ def problem_of_key_file(path: Path) -> tuple[str, str] | None:
         return MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}", f"ls -l {shlex.quote(str(path))}"
-    if _is_open(status):
+    if _is_accessible_to_others(status):
         mode = stat.S_IMODE(status.st_mode)
         return f"is accessible to other users (mode {mode:04o}) and is not used", f"chmod 600 {shlex.quote(str(path))}"
     return None
@@ -66,7 +66,7 @@ def problem_of_key_file(path: Path) -> tuple[str, str] | None:
 def new_key_pair(comment: str, passphrase: str | None) -> tuple[bytes, bytes]:
     """Create an ed25519 key; return its private file and its public line."""
     key = asyncssh.generate_private_key("ssh-ed25519", comment=comment)
-    # As in ssh-keygen: each login pays for the rounds.
+    # As in ssh-keygen; each login takes the time of these rounds.
     private = key.export_private_key(
         "openssh", passphrase or None, cipher_name="aes256-ctr", rounds=24, ignore_few_rounds=True
     )
@@ -74,7 +74,7 @@ def new_key_pair(comment: str, passphrase: str | None) -> tuple[bytes, bytes]:
 
 
 def public_key_of(path: Path) -> HostKey | None:
-    """Return a key file's public half, which needs no passphrase; None if unreadable."""
+    """Return the public half of a key file, without its passphrase; None if unreadable."""
     key = _public_half(path)
     return None if key is None else host_key_of(key)
 
@@ -94,7 +94,7 @@ def host_key_of(key: asyncssh.SSHKey) -> HostKey:
 
 
 def public_data(path: Path) -> bytes | None:
-    """Return a key file's public half, which needs no passphrase."""
+    """Return the bytes of the public half of a key file, without its passphrase; None if unreadable."""
     key = _public_half(path)
     return None if key is None else key.public_data
 
@@ -104,3 +104,11 @@ def _public_half(path: Path) -> asyncssh.SSHKey | None:
         with suppress(OSError, ValueError), opened_plain(candidate):
             return asyncssh.read_public_key(str(candidate))
     return None
+
+
+def key_name(algorithm: str) -> str:
+    """Return the type of a key as in ``ssh-keygen -t``: ``rsa-sha2-512`` is ``rsa``."""
+    plain, is_certificate, _ = algorithm.partition("-cert-v01")
+    security_key = plain.startswith("sk-")
+    words = plain.partition("@")[0].removeprefix("sk-").removeprefix("ssh-").split("-")
+    return words[0] + ("-sk" if security_key else "") + (" certificate" if is_certificate else " key")

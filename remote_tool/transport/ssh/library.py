@@ -1,6 +1,6 @@
-"""The only import of asyncssh, accelerated.
+"""Import asyncssh, faster than it imports itself; no other module imports it.
 
-During its import, asyncssh searches for two C libraries with a compiler and a linker; here a cache file is enough.
+While it is imported, asyncssh searches for two C libraries with a compiler and a linker; a cache file is enough.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _CERTIFICATES = "asyncssh.crypto.x509"
 
 @contextmanager
 def quick_library_search() -> Iterator[None]:
-    """Import asyncssh in this context: the same result without 16 processes and a module that cannot load.
+    """Speed up the import of asyncssh in this context: 16 processes and a module that cannot load are left out.
 
     ``ctypes.util.find_library`` runs ldconfig, and gcc and ld for a missing library. The module for
     X.509 imports all of cryptography before failing for lack of pyOpenSSL.
     """
-    thorough = ctypes.util.find_library
-    spared = _CERTIFICATES not in sys.modules and find_spec("OpenSSL") is None
-    setattr(ctypes.util, "find_library", _search(thorough))  # noqa: B010 - mypy knows it as a function of its own
-    if spared:
+    original_search = ctypes.util.find_library
+    skips_certificates = _CERTIFICATES not in sys.modules and find_spec("OpenSSL") is None
+    setattr(ctypes.util, "find_library", _cache_search(original_search))  # noqa: B010 - mypy knows it as a function of its own
+    if skips_certificates:
         sys.modules[_CERTIFICATES] = None  # type: ignore[assignment]  # its import fails, as it would in the end
     try:
         yield
     finally:
-        ctypes.util.find_library = thorough
-        if spared:
+        ctypes.util.find_library = original_search
+        if skips_certificates:
             del sys.modules[_CERTIFICATES]
 
 
-def _search(thorough: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """Return a search in the dynamic linker's cache, or the thorough one where the cache may be incomplete."""
+def _cache_search(original_search: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """Return a search in the dynamic linker's cache; where that may be incomplete, the original one."""
     try:
         cache = b"" if "LD_LIBRARY_PATH" in os.environ else CACHE.read_bytes()
     except OSError:
@@ -51,7 +51,7 @@ def _search(thorough: Callable[[str], str | None]) -> Callable[[str], str | None
 
     def find(name: str) -> str | None:
         if not cache:
-            return thorough(name)
+            return original_search(name)
         found = set(re.findall(rb"[\0/](lib%s\.so[^\0/]*)(?=\0)" % re.escape(os.fsencode(name)), cache))
         return os.fsdecode(max(found, key=_version)) if found else None
 

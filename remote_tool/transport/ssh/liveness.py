@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from remote_tool.transport.ssh.library import asyncssh
 
-MOMENT = 0.2
+POLL_SECONDS = 0.2
 
 
 class Liveness:
-    """When a connection last received data.
+    """The time of the last data on a connection.
 
     Args:
-        connection: The connection; every received piece of data counts.
+        connection: The connection; any received data counts.
         keepalive_seconds: Silence before a keepalive is sent; 0 disables keepalives.
         keepalive_count: Unanswered keepalives until the connection is lost.
     """
@@ -32,36 +32,42 @@ class Liveness:
         self._keepalive_seconds = keepalive_seconds
         self._keepalive_count = keepalive_count
         self._clock = asyncio.get_running_loop().time
-        self._heard_at = self._clock()
-        packets.listen(connection, self._note)
+        self._last_data_at = self._clock()
+        packets.listen(connection, self._note_data)
 
-    def ask_every(self, seconds: float) -> None:
-        """Send keepalives more often than configured, without giving up the connection earlier."""
+    def send_keepalives_every(self, seconds: float) -> None:
+        """Send keepalives at least this often, without losing a silent connection earlier than configured."""
         usual, count = self._keepalive_seconds, self._keepalive_count
         interval = min(usual or seconds, seconds)
         self._connection.set_keepalive(interval, round(usual * (count + 1) / interval) - 1 if usual else sys.maxsize)
 
-    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
-        """Call ``tell(False)`` after this many seconds of silence, and ``tell(True)`` once data arrives again.
+    async def watch(self, seconds: float, report: Callable[[bool], None]) -> None:
+        """Call ``report(False)`` after this many seconds of silence, and ``report(True)`` once data arrives again.
 
         With keepalives, a responsive server answers twice within that time, however quiet its commands are.
         """
-        await report_silence(lambda: self._heard_at, seconds, tell)
+        await report_silence(lambda: self._last_data_at, seconds, report)
 
-    def _note(self, _data: bytes) -> None:
-        self._heard_at = self._clock()
+    def _note_data(self, _data: bytes) -> None:
+        self._last_data_at = self._clock()
 
 
-async def report_silence(heard_at: Callable[[], float], seconds: float, tell: Callable[[bool], None]) -> None:
-    """Report each silence of this many seconds, and its end; ``heard_at`` is the time of the last data (loop clock)."""
+async def report_silence(last_data_at: Callable[[], float], seconds: float, report: Callable[[bool], None]) -> None:
+    """Report each silence of this many seconds, and its end.
+
+    Args:
+        last_data_at: Returns the time of the last data, on the clock of the event loop.
+        seconds: The length of a silence.
+        report: Called with False when a silence has lasted that long, and with True at its end.
+    """
     clock = asyncio.get_running_loop().time
     while True:
-        await asyncio.sleep(max(heard_at() + seconds - clock(), MOMENT))
-        last = heard_at()
+        await asyncio.sleep(max(last_data_at() + seconds - clock(), POLL_SECONDS))
+        last = last_data_at()
         # If this program itself was delayed, pending data is read first.
-        await asyncio.sleep(MOMENT)
-        if heard_at() == last and clock() - last >= seconds:
-            tell(False)
-            while heard_at() == last:  # noqa: ASYNC110 - bulk data need not set an event for each piece
-                await asyncio.sleep(MOMENT)
-            tell(True)
+        await asyncio.sleep(POLL_SECONDS)
+        if last_data_at() == last and clock() - last >= seconds:
+            report(False)
+            while last_data_at() == last:  # noqa: ASYNC110 - bulk data need not set an event for each piece
+                await asyncio.sleep(POLL_SECONDS)
+            report(True)

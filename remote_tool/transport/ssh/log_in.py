@@ -1,4 +1,4 @@
-"""Log in to a server through its jump hosts, and retry if the server was only busy."""
+"""Log in to a server through its jump hosts, and retry while the server is busy; loaded late, with asyncssh."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from remote_tool.transport.ssh.context import ConnectionContext, JumpConnection
     from remote_tool.transport.ssh.endpoint import Endpoint
 
-# Pauses before retries, in seconds; a login dropped by a busy server often succeeds at once. An sshd that refuses
-# us after failed logins (PerSourcePenalties) does so for 5 to 15 s at first, which these add up to exceed.
+# Seconds before retries. The first are short, as a busy server often accepts the next login. Their sum exceeds
+# the first penalty of sshd after failed logins, 5 to 15 s (PerSourcePenalties).
 PAUSES = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 6.4)
 JITTER = (0.85, 1.5)
-NOTICED_PAUSE = 1.0
-LOGINS_AT_ONCE = 8  # to one address: a stock sshd begins to drop at 10
+REPORTED_PAUSE = 1.0
+MAX_CONCURRENT_LOGINS = 8  # to one address: a stock sshd begins to drop at 10
 
 
 async def connect(server: Server, context: ConnectionContext, methods: AuthMethods = AuthMethods.ANY) -> SshHost:
     """Log in to a server, through its jump hosts.
 
     Raises:
-        ConnectError: No connection; HostKeyError and LoginError where it is that.
+        ConnectError: Not connected; HostKeyError or LoginError if that was the reason.
     """
     connection = await log_in_to(server, context, methods)
     return SshHost(server.name, connection, context.trace, context.rules.notice)
 
 
 async def log_in_to(server: Server, context: ConnectionContext, methods: AuthMethods = AuthMethods.ANY) -> Connection:
-    """Log in to a server as :func:`connect` does, and return the connection itself."""
+    """Log in to a server as in :func:`connect`, and return the connection itself."""
     began = time.monotonic()
     *jumps, endpoint = await asyncio.to_thread(resolve_way, server)
     endpoint = replace(endpoint, identity=replace(endpoint.identity, methods=methods))
@@ -57,36 +57,36 @@ async def log_in(jumps: Sequence[Endpoint], endpoint: Endpoint, context: Connect
     tunnel: JumpConnection | None = None
     for number, jump in enumerate(jumps, 1):
         way = tuple(f"{before.username}@{before.address}" for before in jumps[:number])
-        tunnel = await context.jumps.get(way, partial(_log_in_patiently, jump, context, tunnel))
-    return await _log_in_patiently(endpoint, context, tunnel)
+        tunnel = await context.jumps.get(way, partial(_log_in_confirming_key, jump, context, tunnel))
+    return await _log_in_confirming_key(endpoint, context, tunnel)
 
 
-async def _log_in_patiently(
+async def _log_in_confirming_key(
     endpoint: Endpoint, context: ConnectionContext, tunnel: JumpConnection | None
 ) -> Connection:
-    """Log in; if a new host key must be confirmed, ask without an open connection."""
+    """Log in; if a new host key must be confirmed, ask for that while no connection is open."""
     try:
-        return await _log_in_when_heard(endpoint, context, tunnel)
+        return await _log_in_with_retries(endpoint, context, tunnel)
     except UnconfirmedKeyError as error:
         if not await context.rules.confirm([error.new]):
             raise
-    return await _log_in_when_heard(endpoint, context, tunnel)
+    return await _log_in_with_retries(endpoint, context, tunnel)
 
 
-async def _log_in_when_heard(
+async def _log_in_with_retries(
     endpoint: Endpoint, context: ConnectionContext, tunnel: JumpConnection | None
 ) -> Connection:
-    """Log in; retry only if the server hung up before it knew the user: it is busy, or refuses us temporarily."""
-    turn = context.logins.setdefault((tunnel, endpoint.address), asyncio.Semaphore(LOGINS_AT_ONCE))
+    """Log in; retry only if the server hung up before the login: it is busy, or refuses this machine for a while."""
+    limit = context.logins.setdefault((tunnel, endpoint.address), asyncio.Semaphore(MAX_CONCURRENT_LOGINS))
     for pause in (*PAUSES, None):
         connection = Connection(endpoint, context)
         try:
-            async with turn:
+            async with limit:
                 await connection.log_in(tunnel)
         except HungUpError as error:
             if pause is None:
                 raise ConnectError(error.message, hint=error.hint, server=error.server) from None
-            if pause > NOTICED_PAUSE:
+            if pause > REPORTED_PAUSE:
                 context.rules.notice(endpoint.server, f"{error.message}; {error.hint}; trying again")
             await asyncio.sleep(pause * random.uniform(*JITTER))  # noqa: S311 - only a delay
         else:

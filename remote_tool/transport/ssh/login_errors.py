@@ -1,4 +1,4 @@
-"""Error messages for failed logins: what happened, with the value, and what to do."""
+"""Convert the errors of asyncssh and of the system to ours: the cause with its value, and the remedy."""
 
 from __future__ import annotations
 
@@ -6,29 +6,49 @@ import errno
 import os
 import re
 import socket
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import MOST_FILES, ConnectError, ConnectionLostError, HostKeyError, LoginError
+from remote_tool.transport.ssh.channel import lost
 from remote_tool.transport.ssh.endpoint import printable
+from remote_tool.transport.ssh.library import asyncssh
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.transport.ssh.endpoint import Endpoint
 
 CONNECT_SECONDS = 15.0
 LOGIN_SECONDS = 30.0
-# Output of a ProxyCommand that is not the cause; a busy server causes two of these.
+# Lines of a ProxyCommand that do not name the cause of a failure; the last two come from a busy server.
 _NO_REASON = re.compile(r"SSH-|Warning: |\*\*|Exceeded MaxStartups|Not allowed at this time")
 # The system found no route or no source address.
-_NO_WAY = {errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.ENETDOWN}
+_NO_ROUTE = {errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.ENETDOWN}
+
+# All other exceptions are bugs of ours and are not caught.
+FOREIGN = (
+    asyncssh.Error,
+    asyncssh.ConfigParseError,
+    asyncssh.KeyImportError,
+    asyncssh.KeyExportError,
+    asyncssh.KeyGenerationError,
+    asyncssh.KeyEncryptionError,
+    asyncssh.ChannelListenError,
+    asyncssh.PasswordChangeRequired,
+    asyncssh.BreakReceived,
+    asyncssh.SignalReceived,
+    asyncssh.TerminalSizeChanged,
+    OSError,
+    UnicodeError,
+)
 
 
 class Stage(IntEnum):
-    """The stage of a connection."""
+    """The stages of a connection, in their order."""
 
     CONNECTING = 1
     GREETING = 2
@@ -41,20 +61,20 @@ class HungUpError(ConnectError):
 
 
 @dataclass
-class Progress:
-    """The state of a login in progress.
+class LoginProgress:
+    """The state of a login, from which its errors are explained.
 
     Attributes:
         endpoint: The destination.
         can_ask: Whether there is a terminal.
-        stage: The current stage.
+        stage: The stage that it has reached.
         methods: The server's authentication methods.
-        notes: Failed attempts, a clause each.
+        notes: Clauses about failed attempts.
         method: The last accepted method, such as ``ed25519 key``.
         signer: The key that signed last.
-        signing_seconds: How long the ssh agent took for that.
+        signing_seconds: The time that the ssh agent took for the signature.
         greeting: The beginning of a ProxyCommand's output.
-        refusal: Our own reason not to log in, of which the library's error is only a consequence.
+        refusal: Our own reason not to log in; the library's error only follows from it.
     """
 
     endpoint: Endpoint
@@ -83,7 +103,7 @@ class Progress:
             return self._error(f"{self._where} refused the connection", f"Is sshd running there? {check}")
         reason = os.strerror(number) if number else printable(str(error))
         hint = f"ulimit -n {MOST_FILES}" if number == errno.EMFILE else check
-        if number in _NO_WAY:
+        if number in _NO_ROUTE:
             hint = f"Does this machine have a route to it (VPN, IPv6, BindAddress)? {check}"
         return self._error(f"{self._where} cannot be reached: {reason}", hint)
 
@@ -92,12 +112,12 @@ class Progress:
         endpoint = self.endpoint
         if self.stage >= Stage.LOGGING_IN:
             text = f"{self._where} closed the connection during the login as {endpoint.username}: {error}"
-            # A connection lost at this moment is like one lost later: callers that can retry do.
+            # Callers that retry after a lost connection must retry after this one, too.
             return ConnectionLostError(text, hint=f"Try: {endpoint.ssh_command}", server=endpoint.server)
         lines = self.greeting.decode(errors="replace").splitlines()
-        said = [printable(line) for line in lines if line.strip() and not _NO_REASON.match(line)]
-        if said:
-            text = f"{self._where} cannot be reached through its ProxyCommand: {said[-1]}"
+        reasons = [printable(line) for line in lines if line.strip() and not _NO_REASON.match(line)]
+        if reasons:
+            text = f"{self._where} cannot be reached through its ProxyCommand: {reasons[-1]}"
             return self._error(text, f"Check ProxyCommand in ~/.ssh/config, or try: {endpoint.ssh_command}")
         return HungUpError(
             f"{self._where} closed the connection before the login: {error}",
@@ -106,8 +126,8 @@ class Progress:
             server=endpoint.server,
         )
 
-    def not_let_in(self) -> LoginError:
-        """Explain a refused login by all that was tried."""
+    def access_denied(self) -> LoginError:
+        """Explain a refused login by all failed attempts."""
         endpoint = self.endpoint
         clauses = [f"Cannot log in to {endpoint.title} ({endpoint.address}) as {endpoint.username}"]
         if self.methods:
@@ -128,10 +148,10 @@ class Progress:
             server=endpoint.server,
         )
 
-    def login_error(self, what: str) -> LoginError:
-        """Explain another reason for a refused login."""
+    def login_error(self, reason: str) -> LoginError:
+        """Explain a refused login by another reason."""
         endpoint = self.endpoint
-        text = f"Cannot log in to {endpoint.title} ({endpoint.address}) as {endpoint.username}: {what}"
+        text = f"Cannot log in to {endpoint.title} ({endpoint.address}) as {endpoint.username}: {reason}"
         return LoginError(text, hint=f"Try: {endpoint.ssh_command}", server=endpoint.server)
 
     def untrusted_host(self, error: Exception) -> HostKeyError:
@@ -146,7 +166,7 @@ class Progress:
         text = f"{endpoint.title}: its jump host cannot reach {endpoint.address}: {printable(str(error))}"
         return self._error(text, "Check ProxyJump in ~/.ssh/config")
 
-    def no_ssh(self, error: Exception) -> ConnectError:
+    def no_common_protocol(self, error: Exception) -> ConnectError:
         """Explain that the two sides have no protocol in common."""
         endpoint = self.endpoint
         reason = printable(str(error)) or type(error).__name__
@@ -185,8 +205,49 @@ class Progress:
 
 
 def _errno_of(error: OSError) -> int | None:
-    """Return an error's number, which asyncio hides after trying several addresses."""
+    """Return an error's number; after several addresses, asyncio has it only in the text."""
     if error.errno is not None:
         return error.errno
     numbers = set(re.findall(r"\[Errno (\d+)\]", str(error)))
     return int(numbers.pop()) if len(numbers) == 1 else None
+
+
+@contextmanager
+def explained(progress: LoginProgress) -> Iterator[None]:
+    """Convert errors of asyncssh and of the system in this context to ours."""
+    try:
+        yield
+    except FOREIGN as error:
+        if progress.stage is Stage.READY and isinstance(error, asyncssh.ChannelOpenError):
+            raise  # not a failure: the session waits for a free slot
+        raise (progress.refusal or _explain(error, progress)) from None
+
+
+def _explain(error: Exception, progress: LoginProgress) -> RemoteToolError:
+    if progress.stage is Stage.READY:
+        return lost(progress.endpoint.server, error)
+    if isinstance(error, OSError):
+        return progress.system_error(error)
+    if isinstance(error, asyncssh.ConnectionLost):
+        return progress.hung_up(error)
+    return _explain_login(error, progress) or _explain_protocol(error, progress)
+
+
+def _explain_login(error: Exception, progress: LoginProgress) -> LoginError | None:
+    if "Too many authentication failures" in str(error):  # the code is shared with other reasons
+        return progress.too_many_failures()
+    if isinstance(error, asyncssh.PermissionDenied):
+        return progress.access_denied()
+    if isinstance(error, asyncssh.PasswordChangeRequired):
+        return progress.login_error("the password has expired")
+    if isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
+        return progress.login_error(f"a key cannot be used: {error}")
+    return None
+
+
+def _explain_protocol(error: Exception, progress: LoginProgress) -> ConnectError:
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        return progress.untrusted_host(error)
+    if isinstance(error, asyncssh.ChannelOpenError):
+        return progress.unreachable_from_jump(error)
+    return progress.no_common_protocol(error)

@@ -16,9 +16,9 @@ WITHOUT_FILLERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20
 
 
 def send_no_fillers(connection: asyncssh.SSHClientConnection) -> None:
-    """Leave out the empty packet that asyncssh sends before each one.
+    """Stop asyncssh from sending an empty packet before each packet.
 
-    It hides a weakness of CBC ciphers (RFC 4251, 9.3.1), which those used here do not have; OpenSSH sends none either.
+    It hides a weakness of CBC ciphers (RFC 4251, 9.3.1), which other ciphers do not have; OpenSSH sends none either.
     """
     if connection.get_extra_info("send_cipher") not in WITHOUT_FILLERS:
         return
@@ -32,19 +32,19 @@ def send_no_fillers(connection: asyncssh.SSHClientConnection) -> None:
 
 
 def acknowledge_now(connection: asyncssh.SSHClientConnection) -> None:
-    """Have Linux acknowledge received data at once, not after 40 ms, during which sshd holds back its next message."""
+    """Have Linux acknowledge received data at once: sshd waits for it before its next message, usually 40 ms."""
     link = connection.get_extra_info("socket")
     if link is not None and hasattr(socket, "TCP_QUICKACK"):
         with suppress(OSError):
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-def listen(connection: asyncssh.SSHClientConnection, heard: Callable[[bytes], None]) -> None:
-    """Pass on each piece of data as it arrives, before asyncssh handles it."""
+def listen(connection: asyncssh.SSHClientConnection, on_data: Callable[[bytes], None]) -> None:
+    """Call ``on_data`` with each piece of received data, before asyncssh handles it."""
     handle = connection.data_received
 
     def data_received(data: bytes, datatype: Any = None) -> None:  # noqa: ANN401 - a private type
-        heard(data)
+        on_data(data)
         handle(data, datatype)
 
     connection.data_received = data_received  # type: ignore[method-assign]

@@ -32,8 +32,8 @@ class LoginClock:
         self._seconds = 0.0
 
     @contextmanager
-    def of(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Control a timeout."""
+    def controlling(self, timeout: asyncio.Timeout) -> Iterator[None]:
+        """Control a timeout in this context."""
         self._timeout = timeout
         try:
             yield
@@ -41,14 +41,14 @@ class LoginClock:
             self._timeout = None
 
     def restart(self, seconds: float) -> None:
-        """Set the remaining time from now on, in seconds."""
+        """Set the remaining time, in seconds from now."""
         self._seconds = seconds
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the clock, and restart it afterwards."""
+        """Stop the clock in this context, and restart it at the end."""
         if self._timeout is not None:
             self._timeout.reschedule(None)
         try:
@@ -58,7 +58,7 @@ class LoginClock:
 
 
 class CommonPasswords:
-    """Passwords asked for once for several servers whose users have the same name."""
+    """Passwords that are asked for once, for all servers with the same user name."""
 
     def __init__(self, prompter: Prompter) -> None:
         self._prompter = prompter
@@ -71,7 +71,7 @@ class CommonPasswords:
         self._servers[username].append(server)
 
     async def password_for(self, endpoint: Endpoint) -> str | None:
-        """Return the common password; None if this server is asked for separately."""
+        """Return the common password; None if this server needs a question of its own."""
         servers = self._servers.get(endpoint.username, [])
         if len(servers) == 1 or endpoint.is_jump or endpoint.server not in servers:
             return None
@@ -85,7 +85,7 @@ class CommonPasswords:
 
 
 class Passphrases:
-    """Key files opened once for any number of servers."""
+    """Key files with a passphrase, each opened once for all servers."""
 
     def __init__(self) -> None:
         self._known: dict[Path, str] = {}
@@ -99,15 +99,15 @@ class Passphrases:
     async def open(
         self, path: Path, ask: Callable[[], Awaitable[str | None]], load: Callable[[str], Awaitable[list[T]]]
     ) -> list[T]:
-        """Return the result of ``load`` with the key's passphrase, for this login only; None if unknown.
+        """Return the keys that ``load`` reads from a file with its passphrase; empty without the right one.
 
-        ``load`` raises ValueError for a wrong one.
+        ``load`` raises ValueError for a wrong passphrase.
         """
         async with self._one_at_a_time:
             if path not in self._opened:
                 self._opened[path] = await self._open(path, ask, load)
-        # A login modifies its key. Opening the file again would be slow: that is what its passphrase is for.
-        return [copy.copy(each) for each in self._opened[path]]
+        # A login modifies its keys, so it gets copies. Opening the file again would be slow, as passphrases intend.
+        return [copy.copy(key) for key in self._opened[path]]
 
     async def _open(
         self, path: Path, ask: Callable[[], Awaitable[str | None]], load: Callable[[str], Awaitable[list[T]]]
@@ -142,7 +142,7 @@ class Passwords:
 
     @property
     def can_answer(self) -> bool:
-        """Return whether there is an untried password, or a user to ask."""
+        """Return whether there is an unused password, or a user to ask."""
         if self._endpoint.identity.methods is AuthMethods.KEYS:
             return False
         return self._prompter.can_ask or (self._configured() is not None and not self._configured_used)
@@ -167,12 +167,12 @@ class Passwords:
         return answers
 
     async def unlock(self, path: Path, passphrases: Passphrases, load: Callable[[str], Awaitable[list[T]]]) -> list[T]:
-        """Open a key file with a known passphrase, or ask for it."""
+        """Open a key file with its known passphrase, or ask for it."""
 
         async def ask() -> str | None:
             return await self._ask_now(f"Passphrase of {path}: ")
 
-        # Others may be asked first.
+        # Another question may come first.
         with self._clock.stopped():
             return await passphrases.open(path, ask, load)
 

@@ -1,6 +1,6 @@
 """Merge ``~/.ssh/config`` for a server and its jump hosts with our configuration.
 
-asyncssh parses the file; options that affect trust are added to its parser.
+asyncssh parses the file; its parser gains the options that affect trust.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from remote_tool.config.servers import Server
 
 KEEPALIVE_SECONDS = 15.0
-
 KEEPALIVE_COUNT = 4
-
 DEFAULT_USERNAME = "ubuntu"
 
-# What we take from a file and know, and what the login leaves out whatever the file says.
+# Options in attributes of Endpoint, and options that a login ignores.
 KNOWN_OPTIONS = {
     *("Hostname", "Port", "User", "ProxyJump", "IdentityFile", "IdentitiesOnly", "IdentityAgent", "HostKeyAlias"),
     *("UserKnownHostsFile", "GlobalKnownHostsFile", "RevokedHostKeys", "StrictHostKeyChecking", "HashKnownHosts"),
@@ -43,8 +41,8 @@ DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_s
 def resolve_way(server: Server) -> list[Endpoint]:
     """Return the jump hosts of a server, nearest first, then the server."""
     identity = Identity(private_key=server.private_key, password=server.password, password_env=server.password_env)
-    wanted = _wanted(server.name, server.hostname, server.username, server.port, identity)
-    way = [_resolve(replace(wanted, is_listed=server.is_listed))]
+    configured = _configured(server.name, server.hostname, server.username, server.port, identity)
+    way = [_resolve(replace(configured, is_listed=server.is_listed))]
     jumps, seen = list(way[0].jumps), [""]
     while jumps:
         jump = jumps.pop()
@@ -62,10 +60,11 @@ def _resolve_jump(server: str, jump: str) -> Endpoint:
     if split is None:
         raise ConnectError(f"{server}: invalid ProxyJump in ~/.ssh/config: {jump!r}", server=server)
     user, host, port = split
-    return _resolve(replace(_wanted(server, host, user, port, Identity()), is_jump=True))
+    return _resolve(replace(_configured(server, host, user, port, Identity()), is_jump=True))
 
 
-def _wanted(server: str, alias: str, username: str | None, port: int | None, identity: Identity) -> Endpoint:
+def _configured(server: str, alias: str, username: str | None, port: int | None, identity: Identity) -> Endpoint:
+    """Return an endpoint without options of ssh_config; username "" and port 0 are not configured."""
     return Endpoint(
         server=server,
         is_jump=False,
@@ -79,27 +78,27 @@ def _wanted(server: str, alias: str, username: str | None, port: int | None, ide
     )
 
 
-def _resolve(wanted: Endpoint) -> Endpoint:
-    """Add options of ``~/.ssh/config`` to configured ones; username "" and port 0 are not configured."""
+def _resolve(configured: Endpoint) -> Endpoint:
+    """Add the options of ``~/.ssh/config`` to an endpoint of :func:`_configured`."""
     file = Path.home() / ".ssh" / "config"
     files = (file,) if os.access(file, os.R_OK) else ()
     try:
-        settings = _load_config(wanted, files)
+        settings = _load_config(configured, files)
     except (OSError, ValueError) as error:
-        raise ConnectError(f"{wanted.title}: {file} cannot be used: {error}", server=wanted.server) from None
-    host = str(settings.get("Hostname", wanted.alias))
+        raise ConnectError(f"{configured.title}: {file} cannot be used: {error}", server=configured.server) from None
+    host = str(settings.get("Hostname", configured.alias))
     port = cast("int", settings.get("Port", DEFAULT_PORT))
     jumps = cast("str | None", settings.get("ProxyJump"))
-    # Hosts of a list and jump hosts are not configured, so the login is as by ssh.
-    default_username = getpass.getuser() if wanted.is_jump or wanted.is_listed else DEFAULT_USERNAME
+    # Jump hosts and hosts of a list are not configured, so the user is that of ssh.
+    default_username = getpass.getuser() if configured.is_jump or configured.is_listed else DEFAULT_USERNAME
     return replace(
-        wanted,
+        configured,
         host=host,
         port=port,
         username=str(settings.get("User") or default_username),
         jumps=tuple(jump.strip() for jump in jumps.split(",")) if jumps else (),
         trust=_trust_of(settings, lookup_names(host, port, cast("str | None", settings.get("HostKeyAlias")))),
-        identity=_identity_of(settings, wanted.identity),
+        identity=_identity_of(settings, configured.identity),
         config_files=files,
         included=tuple(settings.included),
         other_options=frozenset(settings.get_options(reload=False)) - KNOWN_OPTIONS,
@@ -110,9 +109,9 @@ def _resolve(wanted: Endpoint) -> Endpoint:
     )
 
 
-def _load_config(wanted: Endpoint, files: tuple[Path, ...]) -> _Parser:
+def _load_config(configured: Endpoint, files: tuple[Path, ...]) -> _Parser:
     def load(*, final: bool) -> _Parser:
-        arguments = (getpass.getuser(), wanted.username or (), wanted.alias, wanted.port or ())
+        arguments = (getpass.getuser(), configured.username or (), configured.alias, configured.port or ())
         return cast("_Parser", _Parser.load(None, list(files), False, False, final, *arguments))
 
     settings = load(final=False)
@@ -120,9 +119,9 @@ def _load_config(wanted: Endpoint, files: tuple[Path, ...]) -> _Parser:
 
 
 class _Parser(SSHClientConfig):
-    """``~/.ssh/config`` with options that affect trust and that asyncssh ignores, and the paths that it includes."""
+    """Adds the options that affect trust, which asyncssh ignores, and the paths of included files."""
 
-    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 - those of asyncssh
+    def __init__(self, *arguments: Any) -> None:  # noqa: ANN401 - as in asyncssh
         super().__init__(*arguments)
         self.included: list[Path] = []
 
@@ -130,7 +129,7 @@ class _Parser(SSHClientConfig):
         self.included += [Path.home() / ".ssh" / Path(pattern).expanduser() for pattern in args]
         SSHClientConfig._include(self, option, args)  # noqa: SLF001
 
-    _handlers = SSHClientConfig._handlers | {  # noqa: SLF001 - Host and Match stay its own
+    _handlers = SSHClientConfig._handlers | {  # noqa: SLF001 - asyncssh handles Host and Match
         "stricthostkeychecking": ("StrictHostKeyChecking", SSHClientConfig._set_string),  # noqa: SLF001
         "revokedhostkeys": ("RevokedHostKeys", SSHClientConfig._set_string),  # noqa: SLF001
         "knownhostscommand": ("KnownHostsCommand", SSHClientConfig._set_string),  # noqa: SLF001
@@ -147,8 +146,8 @@ class _Parser(SSHClientConfig):
 
 def _trust_of(settings: SSHClientConfig, names: tuple[str, ...]) -> Trust:
     def paths(option: str, *default: str) -> list[Path]:
-        found = cast("Sequence[str]", settings.get(option, default))
-        return [Path(name).expanduser() for name in found]
+        names = cast("Sequence[str]", settings.get(option, default))
+        return [Path(name).expanduser() for name in names]
 
     revoked = cast("str | None", settings.get("RevokedHostKeys"))
     has_command = settings.get("KnownHostsCommand") is not None

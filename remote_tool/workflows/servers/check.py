@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remote_tool.config.model import Config
-    from remote_tool.transport.host import Channel, Host
-    from remote_tool.transport.login import Login
+    from remote_tool.transport.host import Channel, Host, Login
     from remote_tool.transport.pool import HostPool
 
 # nvidia-smi is run up to four times; the other facts take a second, or that after one of login's own programs.

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import LoginError, RemoteToolError, UsageError
-from remote_tool.transport.authorized_keys import add_key, writable_by_others
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.transport.ssh.endpoint import AuthMethods
-from remote_tool.transport.ssh.user_keys import UserKey, find_key, make_key
+from remote_tool.transport.ssh.user_keys import UserKey, add_key, find_key, make_key, writable_by_others
 from remote_tool.workflows.events import Notice, StepStarted
 from remote_tool.workflows.selection import choose_servers
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.data_sets import DataSet
     from remote_tool.config.model import Config
-    from remote_tool.transport.host import Channel, Completed, Host, UserTerminal
-    from remote_tool.transport.login import Login
+    from remote_tool.transport.host import Channel, Completed, Host, Login, UserTerminal
     from remote_tool.transport.pool import HostPool, Results
     from remote_tool.transport.sync.push import PushResult
     from remote_tool.workflows.context import Context
@@ -191,8 +190,8 @@ class _RootedHost:
     ) -> AbstractAsyncContextManager[Channel]:
         return self._host.open(self._before + script, label=label, terminal=terminal)
 
-    async def watch(self, seconds: float, tell: Callable[[bool], None]) -> None:
-        await self._host.watch(seconds, tell)
+    async def watch(self, seconds: float, report: Callable[[bool], None]) -> None:
+        await self._host.watch(seconds, report)
 
 
 async def check_data_sets(host: Host, data_sets: Mapping[str, DataSet]) -> list[Check]:

@@ -17,7 +17,7 @@ from remote_tool.config.model import Config
 from remote_tool.environments.facts import ServerFacts, facts_script, parse_facts
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import LocalPaths, RemotePaths
-from remote_tool.transport.ssh.script import ENOUGH_PATH
+from remote_tool.transport.ssh.script import SYSTEM_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def ask(
     login_shell: str = "/bin/sh",
     **wishes: bool,
 ) -> ServerFacts:
-    script = f"{ENOUGH_PATH}\n{facts_script(config, '0123', **wishes)}"
+    script = f"{SYSTEM_PATH}\n{facts_script(config, '0123', **wishes)}"
     program = [shutil.which((shell or ["sh"])[0]) or "sh", *(shell or ["sh"])[1:], "-s"]
     environment = {"HOME": str(home), "PATH": path or "/usr/bin:/bin", "SHELL": login_shell}
     done = subprocess.run(program, input=script.encode(), capture_output=True, env=environment, check=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.transport.login import key_name
 from remote_tool.transport.pool import HostPool
+from remote_tool.transport.ssh.key_files import key_name
 from tests.extended.transport.password_server import PasswordServer, password_server, trust
 from tests.extended.transport.ssh.test_log_in import configured
 

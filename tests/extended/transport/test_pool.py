@@ -25,8 +25,7 @@ from remote_tool.errors import (
 from remote_tool.transport.pool import HostPool, Results, on_every
 from remote_tool.transport.ssh import log_in as ssh_log_in
 from remote_tool.transport.ssh import ssh_config
-from remote_tool.transport.ssh.errors import explained
-from remote_tool.transport.ssh.login_errors import Progress, Stage
+from remote_tool.transport.ssh.login_errors import LoginProgress, Stage, explained
 from tests.extended.configuration import make_configuration
 
 if TYPE_CHECKING:
@@ -300,9 +299,9 @@ def test_a_bug_of_ours_crosses_as_it_is(config: Config) -> None:
         raise KeyError
 
 
-def progress_at(stage: Stage, config: Config) -> Progress:
+def progress_at(stage: Stage, config: Config) -> LoginProgress:
     *_, endpoint = ssh_config.resolve_way(config.servers["first"])
-    return Progress(endpoint, can_ask=False, stage=stage)
+    return LoginProgress(endpoint, can_ask=False, stage=stage)
 
 
 def test_nothing_else_imports_the_ssh_library() -> None:
@@ -319,7 +318,7 @@ def test_nothing_else_imports_the_ssh_library() -> None:
         "ssh.host_keys.check",
         "ssh.passwords",
         "ssh.script",
-        "ssh.session_limit",
+        "ssh.host",
     ):
         answer = subprocess.run([sys.executable, "-c", seam(module)], capture_output=True, check=True).stdout
         assert answer == b"False\n", module

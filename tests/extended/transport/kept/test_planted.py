@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.jobs.job import as_iso
+from remote_tool.transport.host import Login
 from remote_tool.transport.kept.folder import Place, private_folder
 from remote_tool.transport.kept.listing import kept_logins
 from remote_tool.transport.kept.record import HostDecision, Record, read_record
-from remote_tool.transport.login import Login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

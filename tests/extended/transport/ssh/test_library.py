@@ -52,13 +52,13 @@ def test_everything_is_as_before_afterwards() -> None:
 def test_without_the_cache_of_the_linker_the_search_is_thorough(tmp_path: Path) -> None:
     asked = mock.Mock(return_value="found.so")
     with mock.patch.object(library, "CACHE", tmp_path / "none"):
-        assert library._search(asked)("oqs") == "found.so"
+        assert library._cache_search(asked)("oqs") == "found.so"
     (tmp_path / "cache").write_bytes(b"\0/lib/liboqs.so\0/lib/liboqs.so.10\0/lib/liboqs.so.9\0/lib/libz.so.1\0")
     with mock.patch.object(library, "CACHE", tmp_path / "cache"), mock.patch.dict(os.environ):
         os.environ.pop("LD_LIBRARY_PATH", None)
-        assert library._search(asked)("oqs") == "liboqs.so.10"
-        assert library._search(asked)("z") == "libz.so.1"
-        assert library._search(asked)("other") is None
+        assert library._cache_search(asked)("oqs") == "liboqs.so.10"
+        assert library._cache_search(asked)("z") == "libz.so.1"
+        assert library._cache_search(asked)("other") is None
         os.environ["LD_LIBRARY_PATH"] = "/opt/lib"
-        assert library._search(asked)("z") == "found.so"
+        assert library._cache_search(asked)("z") == "found.so"
     assert asked.call_count == 2

@@ -625,7 +625,7 @@ async def test_a_server_that_refuses_us_for_a_while_is_waited_for_and_it_is_said
     It says one line and closes, before its version; here the pauses are short.
     """
     monkeypatch.setattr(ssh_log_in, "PAUSES", (0.01, 0.02, 0.04))
-    monkeypatch.setattr(ssh_log_in, "NOTICED_PAUSE", 0.03)
+    monkeypatch.setattr(ssh_log_in, "REPORTED_PAUSE", 0.03)
     connections: list[bytes] = []
 
     async def penalising(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from remote_tool.errors import LoginShellError, RemoteCommandError
 from remote_tool.transport.ssh import login_shell
-from remote_tool.transport.ssh.script import NOT_OURS, wrap
+from remote_tool.transport.ssh.script import NOT_RUN, wrap
 from remote_tool.workflows.agent_client import request_line
 from tests.extended.configuration import make_configuration
 
@@ -66,7 +66,7 @@ def test_a_script_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
         ended = subprocess.run(
             ["sh", "-c", script.command], input=stdin, cwd=tmp_path, check=False, capture_output=True
         )
-        assert (ended.returncode, ended.stdout) == (NOT_OURS, b"")
+        assert (ended.returncode, ended.stdout) == (NOT_RUN, b"")
     whole = subprocess.run(
         ["sh", "-c", script.command], input=script.lines, cwd=tmp_path, check=True, capture_output=True
     )
@@ -77,7 +77,7 @@ def test_a_script_that_was_cut_off_is_not_run(tmp_path: Path) -> None:
 @pytest.mark.row(138)
 def test_the_script_of_another_session_is_not_run(tmp_path: Path) -> None:
     ended = run_wrapped("true", wrap("touch ran").lines, tmp_path)
-    assert (ended.returncode, list(tmp_path.iterdir())) == (NOT_OURS, [])
+    assert (ended.returncode, list(tmp_path.iterdir())) == (NOT_RUN, [])
 
 
 @pytest.mark.picked_case("bash")
