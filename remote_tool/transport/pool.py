@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remote_tool.config.servers import Server
     from remote_tool.errors import HostKeyError
     from remote_tool.transport.host import Host
-    from remote_tool.transport.kept.find import Kept
+    from remote_tool.transport.kept.connection import UsableLogin
     from remote_tool.transport.ssh.connection import Connection
     from remote_tool.transport.ssh.endpoint import AuthMethods, Endpoint
     from remote_tool.transport.ssh.host import SshHost
@@ -118,7 +118,7 @@ class HostPool:
         Returns:
             The error of each server whose key was not confirmed.
         """
-        return await self._context.rules.confirm_shown(names)
+        return await self._context.rules.confirm_stored(names)
 
     async def ask_together(self, names: Iterable[str]) -> None:
         """Ask once for the password of these servers, if their users have the same name and none is configured.
@@ -162,8 +162,8 @@ class HostPool:
         host: SshHost = make_host(server.name, connection, self._context.trace, self._context.rules.notice)
         return host
 
-    def _find_kept(self, name: str) -> Kept | None:
-        from remote_tool.transport.kept.find import find_kept  # noqa: PLC0415 - seldom needed
+    def _find_kept(self, name: str) -> UsableLogin | None:
+        from remote_tool.transport.kept.connection import find_kept  # noqa: PLC0415 - seldom needed
 
         return find_kept(self._config, name)
 
@@ -198,12 +198,12 @@ class HostPool:
         seconds, local = self._config.keep_connections, self._config.local
         if not (seconds and connection.alive):
             return
-        from remote_tool.transport.kept.folder import place_of  # noqa: PLC0415 - seldom needed
-        from remote_tool.transport.kept.start import Wanted, start_master  # noqa: PLC0415
+        from remote_tool.transport.kept.folder import kept_folder  # noqa: PLC0415 - seldom needed
+        from remote_tool.transport.kept.start import LoginToKeep, start_master  # noqa: PLC0415
 
-        if place := place_of(self._config, name):
-            wanted = Wanted(connection.hops, connection.login, local.root, local.known_hosts, seconds)
-            await asyncio.to_thread(start_master, place, wanted)
+        if folder := kept_folder(self._config, name):
+            login = LoginToKeep(connection.hops, connection.login, local.root, local.known_hosts, seconds)
+            await asyncio.to_thread(start_master, folder, login)
 
     async def _ssh(self) -> ModuleType:
         """Import the modules with asyncssh once, in the background: the import takes a third of a short command."""

@@ -1,3 +1,3 @@
 """Logins that are kept between commands, by OpenSSH's own connection sharing."""
 
-__all__ = ["find", "folder", "listing", "master", "record", "start"]
+__all__ = ["connection", "folder", "listing", "master", "record", "start"]

@@ -1,4 +1,4 @@
-"""The private folder of kept logins, and the place of each login in it."""
+"""The private folder of all kept logins, and the folder of each in it."""
 
 from __future__ import annotations
 
@@ -16,73 +16,73 @@ from remote_tool.system.locks import lock, unlock
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
 
-# Changes whenever an older version would misread the files.
+# Part of the name of a folder; another number when older versions would misread its files.
 FORMAT = 1
-# sshd allows ten by default, and ending a command that was given up needs one more.
+# sshd allows ten by default, and the end of a canceled command needs one of its own.
 MOST_SESSIONS = 7
-# sockaddr_un of macOS; ssh binds a name of 17 letters more first, and renames it.
+# The limit of macOS (sockaddr_un); ssh binds a name with 17 more letters first, and renames the socket.
 LONGEST_SOCKET = 103 - 17
 
 
 @dataclass(frozen=True)
-class Place:
+class KeptFolder:
     """The folder of one kept login: its record, its socket, and the locks of its users."""
 
-    folder: Path
+    path: Path
 
     @property
     def record(self) -> Path:
-        return self.folder / "record.json"
+        return self.path / "record.json"
 
     @property
     def config(self) -> Path:
-        return self.folder / "config"
+        return self.path / "config"
 
     @property
     def known_hosts(self) -> Path:
-        return self.folder / "known_hosts"
+        return self.path / "known_hosts"
 
     def public_key(self, number: int) -> Path:
-        """Return the path of the public key to use for a host on the way."""
-        return self.folder / f"key{number}.pub"
+        """Return the path of the public key for a host, by its number on the way."""
+        return self.path / f"key{number}.pub"
 
     def new_socket(self) -> Path:
-        """Return an unused name: an earlier master that ends removes its own socket."""
-        return self.folder / f"s{os.urandom(2).hex()}"
+        """Return an unused path, as an earlier master removes its own socket when it ends."""
+        return self.path / f"s{os.urandom(2).hex()}"
 
-    def make(self) -> None:
-        """Make the folder.
+    def create(self) -> None:
+        """Create the folder if missing.
 
         Raises:
-            OSError: It cannot be made, or others can access what is there.
+            OSError: It cannot be created, or others can access it.
         """
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        if not is_ours(self.folder, stat.S_ISDIR):
-            raise PermissionError(f"{self.folder} is not private")
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        if not is_private(self.path, stat.S_ISDIR):
+            raise PermissionError(f"{self.path} is not private")
 
     def start_lock(self) -> int | None:
-        """Return a locked file that only one process can hold; None while another process holds it."""
-        return self._locked("starting")
+        """Lock the start of a master, and return the locked file; None while another process holds the lock."""
+        return self._lock_file("starting")
 
     def take_slot(self) -> int | None:
-        """Return a locked file that stands for one session; None when all are taken."""
-        return next((taken for name in self._slots if (taken := self._locked(name)) is not None), None)
+        """Lock one of the files that stand for sessions, and return it; None when all are taken."""
+        return next((slot for name in self._slots if (slot := self._lock_file(name)) is not None), None)
 
     @property
     def sessions(self) -> int:
-        """Number of sessions of all processes now."""
-        free = [taken for name in self._slots if (taken := self._locked(name)) is not None]
-        for taken in free:
-            unlock(taken)
+        """The current number of sessions, of all processes."""
+        free = [slot for name in self._slots if (slot := self._lock_file(name)) is not None]
+        for slot in free:
+            unlock(slot)
         return MOST_SESSIONS - len(free)
 
     @property
     def _slots(self) -> list[str]:
         return [f"use{number}" for number in range(MOST_SESSIONS)]
 
-    def _locked(self, name: str) -> int | None:
+    def _lock_file(self, name: str) -> int | None:
         try:
-            descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:
             return None
         try:
@@ -93,8 +93,8 @@ class Place:
         return descriptor
 
 
-def place_of(config: Config, name: str) -> Place | None:
-    """Return the place of a server's kept login, which depends on all its settings; None without a private folder."""
+def kept_folder(config: Config, name: str) -> KeptFolder | None:
+    """Return the folder for a server's login, by a hash of all its settings; None without a private place for it."""
     base = private_folder()
     if base is None:
         return None
@@ -104,25 +104,25 @@ def place_of(config: Config, name: str) -> Place | None:
         *(config.host_keys, str(config.local.known_hosts), config.keep_connections),
         *(str(Path.home()), os.environ.get("SSH_AUTH_SOCK")),
     ]
-    place = Place(base / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12])
-    return place if len(os.fsencode(place.new_socket())) <= LONGEST_SOCKET else None
+    folder = KeptFolder(base / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12])
+    return folder if len(os.fsencode(folder.new_socket())) <= LONGEST_SOCKET else None
 
 
 def private_folder() -> Path | None:
-    """Return the folder of all kept logins, creating it if missing; None if others can access it."""
+    """Return the folder of all kept logins, created if missing; None if others can access it."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and not is_ours(Path(runtime), stat.S_ISDIR):
+    if runtime and not is_private(Path(runtime), stat.S_ISDIR):
         return None
     try:
         folder = Path(runtime, "remote-tool") if runtime else Path(tempfile.gettempdir(), f"remote-tool-{os.getuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
-    return folder if is_ours(folder, stat.S_ISDIR) else None
+    return folder if is_private(folder, stat.S_ISDIR) else None
 
 
-def is_ours(path: Path, is_kind: object) -> bool:
-    """Return whether a path is of the expected kind, not a link, owned by this user and private."""
+def is_private(path: Path, is_kind: object) -> bool:
+    """Return whether a path is of the expected kind, no link, and only this user can access it."""
     assert callable(is_kind)
     try:
         status = path.lstat()
@@ -132,7 +132,7 @@ def is_ours(path: Path, is_kind: object) -> bool:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file of the folder; it appears whole, but not synced: no login survives a power cut."""
+    """Write a file atomically; it is not synced, as no login survives a power cut."""
     new = path.with_name(f"{path.name}.new")
     new.touch(mode=0o600)
     new.write_text(text)

@@ -1,4 +1,4 @@
-"""List and end the kept logins of a project, including those that no command would use."""
+"""List and end the kept logins of a project, usable or not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from remote_tool.system.programs import Question, ask_program
-from remote_tool.transport.kept.folder import Place, private_folder
-from remote_tool.transport.kept.master import ANSWER_SECONDS, Conversation, NoAnswerError
+from remote_tool.transport.kept.folder import KeptFolder, private_folder
+from remote_tool.transport.kept.master import ANSWER_SECONDS, MasterClient, MasterError
 from remote_tool.transport.kept.record import read_record
 
 if TYPE_CHECKING:
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
 LISTING_SECONDS = 5.0
 
 
-def kept_logins(project: Path, servers: Collection[str]) -> list[tuple[Place, Record]]:
-    """Return the kept logins of a project's servers, sorted by name."""
+def kept_logins(project: Path, servers: Collection[str]) -> list[tuple[KeptFolder, Record]]:
+    """Return the folders and records of a project's kept logins, sorted by server."""
     base = private_folder()
-    places = [Place(folder) for folder in base.glob("*/")] if base else []
-    found = [(place, record) for place in places if (record := read_record(place)) is not None]
-    ours = [(place, record) for place, record in found if record.project == str(project) and record.server in servers]
-    return sorted(ours, key=lambda each: each[1].server)
+    folders = [KeptFolder(path) for path in base.glob("*/")] if base else []
+    records = [(folder, record) for folder in folders if (record := read_record(folder)) is not None]
+    own = [each for each in records if each[1].project == str(project) and each[1].server in servers]
+    return sorted(own, key=lambda each: each[1].server)
 
 
-async def end_kept(place: Place, record: Record) -> bool:
-    """End all masters of a place, with SIGKILL if needed, and remove its record; return False if there were none."""
+async def end_kept(folder: KeptFolder, record: Record) -> bool:
+    """End all masters of a folder, with SIGKILL if needed, and remove its record; return False if there were none."""
     with suppress(OSError):
-        place.record.unlink()
+        folder.record.unlink()
     was_ended = False
-    with suppress(NoAnswerError, TimeoutError), Conversation(record.socket) as conversation:
+    with suppress(MasterError, TimeoutError), MasterClient(record.socket) as master:
         async with asyncio.timeout(ANSWER_SECONDS):
-            await conversation.begin()
-            await conversation.terminate()
+            await master.connect()
+            await master.terminate()
             was_ended = True
-    return await _kill(place.folder) or was_ended
+    return await _kill(folder.path) or was_ended
 
 
 async def _kill(folder: Path) -> bool:
-    """Kill masters that do not answer, and those that another one has replaced after they did not answer."""
+    """Kill the masters of a folder that still run: they did not answer, and another may have replaced them."""
     pids: list[int] = []
     with suppress(OSError):
-        answer = await ask_program(Question(seconds=LISTING_SECONDS), "ps", "-xww", "-o", "pid=", "-o", "args=")
-        lines = answer.output.decode(errors="surrogateescape").splitlines()
+        result = await ask_program(Question(seconds=LISTING_SECONDS), "ps", "-xww", "-o", "pid=", "-o", "args=")
+        lines = result.output.decode(errors="surrogateescape").splitlines()
         pids = [int(line.split()[0]) for line in lines if f" -S {folder}/s" in line]
     for pid in pids:
         with suppress(OSError):

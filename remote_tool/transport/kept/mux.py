@@ -1,4 +1,4 @@
-"""The protocol of an OpenSSH master's socket (PROTOCOL.mux), as far as it is used here."""
+"""The packets on the socket of an OpenSSH master (PROTOCOL.mux): the kinds that are used here."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def terminate() -> bytes:
 
 def new_session(command: str) -> bytes:
     """Ask for a session without a terminal; its stdin, stdout and stderr follow as three descriptors."""
-    nothing, flags = _text(b""), (0, 0, 0, 0)  # no terminal, no X11, no agent, no subsystem
+    empty, flags = _text(b""), (0, 0, 0, 0)  # no terminal, no X11, no agent, no subsystem
     numbers = struct.pack(">5I", *flags, NO_ESCAPE)
-    return _packet(Message.NEW_SESSION, REQUEST_ID, nothing + numbers + nothing + _text(command.encode()))
+    return _packet(Message.NEW_SESSION, REQUEST_ID, empty + numbers + empty + _text(command.encode()))
 
 
 class Packets:
@@ -50,13 +50,13 @@ class Packets:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the kind of each complete packet and the numbers that follow it.
+        """Return the kind of each complete packet, and the numbers after it.
 
         Raises:
-            ValueError: Not a packet of a master.
+            ValueError: The data is not from a master.
         """
         self._data += data
-        found = []
+        packets = []
         while len(self._data) >= 4:  # noqa: PLR2004 - the size of a length
             length = int.from_bytes(self._data[:4])
             if not 4 <= length <= LONGEST_PACKET:  # noqa: PLR2004 - the size of a kind
@@ -66,8 +66,8 @@ class Packets:
             body = bytes(self._data[4 : 4 + length])
             del self._data[: 4 + length]
             kind, *numbers = struct.unpack(f">{length // 4}I", body[: length // 4 * 4])
-            found.append((kind, tuple(numbers)))
-        return found
+            packets.append((kind, tuple(numbers)))
+        return packets
 
 
 def _packet(kind: Message, number: int, rest: bytes = b"") -> bytes:

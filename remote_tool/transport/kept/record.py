@@ -1,4 +1,4 @@
-"""The record of a kept login: how it was authenticated, and the conditions for using it."""
+"""The record of a kept login: how it was authenticated, and the conditions for its use."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.system.files import read_bounded
 from remote_tool.transport.host import Login
-from remote_tool.transport.kept.folder import FORMAT, is_ours, write_private
+from remote_tool.transport.kept.folder import FORMAT, is_private, write_private
 from remote_tool.transport.ssh.host_keys.entries import HostKey, UnusableFileError
 from remote_tool.transport.ssh.host_keys.known_hosts import Reader, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from remote_tool.transport.kept.folder import Place
+    from remote_tool.transport.kept.folder import KeptFolder
     from remote_tool.transport.ssh.context import Hop
     from remote_tool.transport.ssh.endpoint import Endpoint
 
 LONGEST_RECORD = 1024 * 1024
 _LOGIN_TEXTS = ("username", "method", "host_key")
-LATEST = 1e11  # a time that can still be shown
+LATEST_TIME = 1e11  # a later one cannot be shown
 
 
 @dataclass(frozen=True)
-class HostDecision:
-    """The host key that was accepted, and the files that must still accept it.
+class AcceptedHostKey:
+    """The accepted key of a host, and the files that must still accept it.
 
     Attributes:
         names: The host's names in known_hosts files.
-        files: Those files.
+        files: The known_hosts files.
         revoked: The file of revoked keys.
         kind: The key's type.
         blob: The key, in hexadecimal digits.
@@ -44,14 +44,14 @@ class HostDecision:
     kind: str
     blob: str
 
-    def holds(self, reader: Reader) -> bool:
+    def is_still_accepted(self, reader: Reader) -> bool:
         """Return whether the files still accept this key."""
         try:
             known = reader.read(map(Path, self.files), Path(self.revoked) if self.revoked else None)
-            answer = known.check(self.names, HostKey(self.kind, bytes.fromhex(self.blob)))
+            result = known.check(self.names, HostKey(self.kind, bytes.fromhex(self.blob)))
         except (UnusableFileError, ValueError):
             return False
-        return answer.verdict is Verdict.KNOWN
+        return result.verdict is Verdict.KNOWN
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Record:
         project: The project folder.
         server: The server's name in the project.
         socket: The master's socket.
-        since: When the master was started, in seconds since 1970.
+        since: The start of the master, in seconds since 1970.
         login: How the login was authenticated.
         address: The server's address, as in messages.
-        hosts: The jump hosts and the server.
-        watched: Files with settings and keys, and the state of each.
+        hosts: The host keys of the jump hosts and the server.
+        watched: Files with settings and keys, with the state of each.
     """
 
     project: str
@@ -75,58 +75,58 @@ class Record:
     since: float
     login: Login
     address: str
-    hosts: tuple[HostDecision, ...]
+    hosts: tuple[AcceptedHostKey, ...]
     watched: dict[str, tuple[int, ...]]
 
     @property
     def is_usable(self) -> bool:
-        """Return whether everything that the login depended on is unchanged, and the socket exists and is ours."""
+        """Return whether the settings, keys and host keys of the login are unchanged, and its socket is private."""
         reader = Reader(lambda _: None)
         return (
-            is_ours(self.socket, stat.S_ISSOCK)
+            is_private(self.socket, stat.S_ISSOCK)
             and all(state_of(Path(path)) == state for path, state in self.watched.items())
-            and all(host.holds(reader) for host in self.hosts)
+            and all(host.is_still_accepted(reader) for host in self.hosts)
         )
 
-    def write(self, place: Place) -> None:
-        """Write it for the next command.
+    def write(self, folder: KeptFolder) -> None:
+        """Write the record for the next command.
 
         Raises:
             OSError: It cannot be written.
         """
         values = {"format": FORMAT, **asdict(self), "socket": self.socket.name}
-        write_private(place.record, json.dumps(values))
+        write_private(folder.record, json.dumps(values))
 
 
-def read_record(place: Place) -> Record | None:
+def read_record(folder: KeptFolder) -> Record | None:
     """Return the record of a kept login; None if it is missing, not valid, or not private."""
-    if not is_ours(place.folder, stat.S_ISDIR) or not is_ours(place.record, stat.S_ISREG):
+    if not is_private(folder.path, stat.S_ISDIR) or not is_private(folder.record, stat.S_ISREG):
         return None
     try:
-        values = json.loads(read_bounded(place.record, LONGEST_RECORD)[0])
-        return _record(place, values) if values["format"] == FORMAT else None
+        values = json.loads(read_bounded(folder.record, LONGEST_RECORD)[0])
+        return _record(folder, values) if values["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _record(place: Place, values: dict[str, Any]) -> Record:
+def _record(folder: KeptFolder, values: dict[str, Any]) -> Record:
     name, since = values["socket"], float(values["since"])
-    if Path(name).name != name or not 0 <= since <= LATEST:
+    if Path(name).name != name or not 0 <= since <= LATEST_TIME:
         raise ValueError(f"{name}, {since}")
     return Record(
         project=str(values["project"]),
         server=str(values["server"]),
-        socket=place.folder / name,
+        socket=folder.path / name,
         since=since,
         login=Login(**{field: str(values["login"][field]) for field in _LOGIN_TEXTS}, is_new=False),
         address=str(values["address"]),
-        hosts=tuple(_decision(each) for each in values["hosts"]),
+        hosts=tuple(_accepted_host_key(host) for host in values["hosts"]),
         watched={path: tuple(state) for path, state in values["watched"].items()},
     )
 
 
-def _decision(values: dict[str, Any]) -> HostDecision:
-    return HostDecision(
+def _accepted_host_key(values: dict[str, Any]) -> AcceptedHostKey:
+    return AcceptedHostKey(
         names=tuple(map(str, values["names"])),
         files=tuple(map(str, values["files"])),
         revoked=str(values["revoked"]) if values["revoked"] else None,
@@ -135,12 +135,12 @@ def _decision(values: dict[str, Any]) -> HostDecision:
     )
 
 
-def decisions(hops: Iterable[Hop], recorded: Path) -> tuple[HostDecision, ...]:
-    """Return the accepted host keys of a login; ``recorded`` is our own known_hosts file."""
+def accepted_host_keys(hops: Iterable[Hop], own_file: Path) -> tuple[AcceptedHostKey, ...]:
+    """Return the accepted host keys of a login; ``own_file`` is our own known_hosts file."""
     return tuple(
-        HostDecision(
+        AcceptedHostKey(
             names=hop.endpoint.trust.names,
-            files=tuple(map(str, (*hop.endpoint.trust.files, recorded))),
+            files=tuple(map(str, (*hop.endpoint.trust.files, own_file))),
             revoked=str(hop.endpoint.trust.revoked) if hop.endpoint.trust.revoked else None,
             kind=hop.host_key.kind,
             blob=hop.host_key.blob.hex(),
@@ -150,20 +150,20 @@ def decisions(hops: Iterable[Hop], recorded: Path) -> tuple[HostDecision, ...]:
 
 
 def watched_files(hops: Sequence[Hop]) -> dict[str, tuple[int, ...]]:
-    """Return the files that a login depends on, besides those with host keys, and their states."""
+    """Return the files with the settings and keys of a login, with the state of each."""
     paths = {Path.home() / ".ssh" / "config"}
     for hop in hops:
         identity = hop.endpoint.identity
         paths |= {hop.key_file} if hop.key_file else {Path(identity.agent)}
         paths |= {identity.private_key} if identity.private_key else set(identity.files)
-        # Another file for a wildcard changes the folder.
+        # A new file that matches a wildcard changes its folder.
         paths |= {path.parent if has_wildcard(path) else path for path in hop.endpoint.included}
         paths |= set(included_files(hop.endpoint))
     return {str(path): state_of(path) for path in paths}
 
 
 def included_files(endpoint: Endpoint) -> list[Path]:
-    """Return the files that the settings of a login include, wherever they are in a matching part."""
+    """Return the existing files that the settings of a login include."""
     return [file for path in endpoint.included for file in path.parent.glob(path.name) if file.is_file()]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.jobs.job import Job
-    from remote_tool.transport.ssh.host_keys.entries import Entry
+    from remote_tool.transport.ssh.host_keys.entries import KnownHostsEntry
     from remote_tool.workflows.clean.request import CleanRequest
     from remote_tool.workflows.context import Context
 
@@ -103,7 +103,7 @@ def _forget_host_keys(context: Context, left: Collection[str], *, dry_run: bool)
     names = {name: lookup_names(servers[name].hostname, servers[name].port or DEFAULT_PORT)[0] for name in servers}
     shared = {name for server, name in names.items() if server not in left}
 
-    def is_forgotten(entry: Entry) -> bool:
+    def is_forgotten(entry: KnownHostsEntry) -> bool:
         # Lines of older versions do not name their server.
         is_of_left = any(names[server] in entry.plain_names and names[server] not in shared for server in left)
         return is_of_left or (entry.note != "" and entry.note not in known)

@@ -13,7 +13,7 @@ from remote_tool.workflows.selection import choose_servers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remote_tool.transport.kept.folder import Place
+    from remote_tool.transport.kept.folder import KeptFolder
     from remote_tool.transport.kept.record import Record
     from remote_tool.workflows.context import Context
 
@@ -44,27 +44,27 @@ class KeptLogin:
 
 async def list_connections(context: Context, servers: Sequence[str]) -> list[KeptLogin]:
     """Return the kept logins, without contacting any server."""
-    return await asyncio.gather(*(_seen(place, record) for place, record in _found(context, servers)))
+    return await asyncio.gather(*(_seen(folder, record) for folder, record in _found(context, servers)))
 
 
 async def end_connections(context: Context, servers: Sequence[str]) -> list[KeptLogin]:
     """End the kept logins with every session that uses them, and return those that existed."""
     found = _found(context, servers)
-    seen = await asyncio.gather(*(_seen(place, record) for place, record in found))
-    ended = await asyncio.gather(*(end_kept(place, record) for place, record in found))
+    seen = await asyncio.gather(*(_seen(folder, record) for folder, record in found))
+    ended = await asyncio.gather(*(end_kept(folder, record) for folder, record in found))
     return [login for login, was_there in zip(seen, ended, strict=True) if was_there]
 
 
-def _found(context: Context, servers: Sequence[str]) -> list[tuple[Place, Record]]:
+def _found(context: Context, servers: Sequence[str]) -> list[tuple[KeptFolder, Record]]:
     return kept_logins(context.config.local.root, choose_servers(context.config, servers))
 
 
-async def _seen(place: Place, record: Record) -> KeptLogin:
+async def _seen(folder: KeptFolder, record: Record) -> KeptLogin:
     return KeptLogin(
         server=record.server,
         address=record.address,
         username=record.login.username,
         since=record.since,
-        sessions=place.sessions,
+        sessions=folder.sessions,
         pid=await pid_of_master(record.socket, ANSWER_SECONDS),
     )

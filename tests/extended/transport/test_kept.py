@@ -20,11 +20,10 @@ from remote_tool.errors import ConnectionLostError
 from remote_tool.transport.host import Exit
 from remote_tool.transport.kept import connection as kept_connection
 from remote_tool.transport.kept import start as kept_start
-from remote_tool.transport.kept.connection import KeptConnection
-from remote_tool.transport.kept.find import find_kept
-from remote_tool.transport.kept.folder import MOST_SESSIONS, Place, place_of, private_folder
+from remote_tool.transport.kept.connection import KeptConnection, find_kept
+from remote_tool.transport.kept.folder import MOST_SESSIONS, KeptFolder, kept_folder, private_folder
 from remote_tool.transport.kept.listing import end_kept, kept_logins
-from remote_tool.transport.kept.master import Conversation, NoAnswerError, pid_of_master
+from remote_tool.transport.kept.master import MasterClient, MasterError, pid_of_master
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.ssh import client_keys, ssh_config
 from tests.extended.configuration import make_configuration
@@ -73,11 +72,11 @@ def config(server: TestServer, tmp_path: Path) -> Config:
     return make_configuration([server], tmp_path / "project")
 
 
-async def keep(config: Config, name: str = "first") -> tuple[Place, Record]:
+async def keep(config: Config, name: str = "first") -> tuple[KeptFolder, Record]:
     """Log in, and wait for what that keeps."""
     async with HostPool(config) as pool:
         await pool.host(name)
-    place = place_of(config, name)
+    place = kept_folder(config, name)
     assert place is not None
     return place, await kept(config, name)
 
@@ -130,7 +129,7 @@ def link(host: Host) -> Any:
 async def host(config: Config) -> AsyncIterator[Host]:
     async with kept_host(config) as host:
         yield host
-        assert link(host).own is None, "the kept login carried everything"
+        assert link(host).own_login is None, "the kept login carried everything"
 
 
 # The seam
@@ -235,7 +234,7 @@ async def test_a_stopped_master_costs_a_second_and_runs_nothing_twice(
             host = await pool.host("first")
             async with asyncio.timeout(300):
                 await host.run("echo ran >> $HOME/ran")
-            assert link(host).own is not None
+            assert link(host).own_login is not None
     finally:
         os.kill(pid, signal.SIGCONT)
     assert await until(lambda: find_kept(config, "first") is not None)
@@ -299,7 +298,7 @@ async def test_more_sessions_than_a_login_may_have_go_over_an_own_one(config: Co
     async with HostPool(config) as pool:
         host = await pool.host("first")
         assert (await host.run("echo in")).stdout == b"in\n"
-        assert link(host).own is not None
+        assert link(host).own_login is not None
     for slot in slots:
         os.close(slot or 0)
     assert place.sessions == 0
@@ -433,9 +432,9 @@ def test_without_a_folder_for_temporary_files_nothing_is_kept(
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    assert place_of(config, "first") is None
+    assert kept_folder(config, "first") is None
     (tmp_path / "none").touch()
-    assert place_of(config, "first") is None
+    assert kept_folder(config, "first") is None
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_not_used(
@@ -444,7 +443,7 @@ def test_a_path_that_is_too_long_for_a_socket_is_not_used(
     folder = tmp_path / ("long" * 25)
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    assert place_of(config, "first") is None
+    assert kept_folder(config, "first") is None
 
 
 # What is kept
@@ -643,6 +642,6 @@ async def test_what_is_no_master_gives_no_session(runtime: Path, said: bytes) ->
         writer.close()
 
     async with await asyncio.start_unix_server(answer, runtime / "socket"):
-        with Conversation(runtime / "socket") as conversation, pytest.raises(NoAnswerError):
-            await conversation.begin()
+        with MasterClient(runtime / "socket") as conversation, pytest.raises(MasterError):
+            await conversation.connect()
         assert await pid_of_master(runtime / "socket", 20) is None

@@ -1,4 +1,4 @@
-"""Decide about a server's key before anything secret is sent."""
+"""Accept or refuse the key of a host, before anything secret is sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config.model import HostKeyPolicy
 from remote_tool.errors import HostKeyError
 from remote_tool.transport.ssh.host_keys.entries import HostKey, Marker, UnusableFileError
-from remote_tool.transport.ssh.host_keys.known_hosts import Answer, Verdict
+from remote_tool.transport.ssh.host_keys.known_hosts import CheckResult, Verdict
 from remote_tool.transport.ssh.host_keys.rules import NOTHING_SENT, NewKey, UnconfirmedKeyError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class HostKeyCheck:
-    """Loads the known keys of one host, and decides about the keys it presents.
+    """Loads the known keys of one host, and accepts or refuses the keys that it presents.
 
     Raises:
         HostKeyError: The file of revoked keys cannot be used.
@@ -60,16 +60,16 @@ class HostKeyCheck:
 
     @property
     def accepted(self) -> HostKey | None:
-        """The accepted key of the host; None before, and for a certificate."""
+        """The accepted key of the host; None before that, and for a certificate."""
         return self._accepted
 
     @property
     def is_new(self) -> bool:
-        """Return whether no file had that key when the command began."""
+        """Return whether this command has recorded the accepted key."""
         return self._accepted is not None and (self._names[0], self._accepted) in self._rules.recorded
 
     def algorithms(self) -> list[str]:
-        """Return the algorithms to request: known key types first, lest the server presents another of its keys."""
+        """Return the algorithms to request: types of known keys first, so that the server presents a known key."""
         known = [
             algorithm
             for name in self._names
@@ -81,7 +81,7 @@ class HostKeyCheck:
         return list(dict.fromkeys((*known, *certificates, *PLAIN_ALGORITHMS)))
 
     def revoked_for_certificates(self) -> set[HostKey]:
-        """Return the revoked keys, if certificates are accepted."""
+        """Return the revoked keys; empty if no certificate is accepted."""
         return self._known.revoked_keys(self._names) if self._authorities() else set()
 
     def is_authority(self, key: HostKey) -> bool:
@@ -92,20 +92,20 @@ class HostKeyCheck:
         """Accept the host's key; a new one is recorded by :meth:`record` after the login.
 
         Raises:
-            HostKeyError: It is refused, with the known key and the presented one.
+            HostKeyError: It is refused; the message has the known key and the presented one.
             UnconfirmedKeyError: It is new, and must be confirmed.
         """
-        if key == self._accepted:  # long connections exchange keys repeatedly
+        if key == self._accepted:  # a long connection exchanges keys repeatedly
             return
-        answer = self._known.check(self._names, key)
-        if answer.verdict is Verdict.NEW or self._is_of_another_time(answer):
-            self._meet(key)
-        elif answer.verdict is not Verdict.KNOWN:
-            raise self._refusal(key, answer)
+        result = self._known.check(self._names, key)
+        if result.verdict is Verdict.NEW or self._has_only_forgotten_keys(result):
+            self._accept_new(key)
+        elif result.verdict is not Verdict.KNOWN:
+            raise self._refusal(key, result)
         self._accepted = key
 
     def require_confirmed(self) -> None:
-        """Return if a password may be sent: the key is known, or has a certificate.
+        """Refuse to send a password to a host with a new key.
 
         Raises:
             UnconfirmedKeyError: It is new, and not confirmed.
@@ -114,41 +114,47 @@ class HostKeyCheck:
             raise UnconfirmedKeyError(self._new, NOTHING_SENT)
 
     def record(self) -> None:
-        """Record a new key; otherwise it is new again next time.
+        """Record a new key, so that it is known next time.
 
         Raises:
             HostKeyError: It cannot be written, or another key was recorded meanwhile.
         """
         if self._new is None:
-            self._note_own_name()
+            self._record_own_line()
             return
-        answer = self._rules.record(self._new)
-        if answer.verdict not in {Verdict.NEW, Verdict.KNOWN}:
-            raise self._refusal(self._new.key, answer)
+        result = self._rules.record(self._new)
+        if result.verdict not in {Verdict.NEW, Verdict.KNOWN}:
+            raise self._refusal(self._new.key, result)
         self._new = None
 
-    def _is_of_another_time(self, answer: Answer) -> bool:
-        """Return whether a changed key is only known for servers that have left the configuration."""
-        return answer.verdict in {Verdict.CHANGED, Verdict.DAMAGED} and all(
-            map(self._rules.is_forgotten, answer.entries)
+    def _has_only_forgotten_keys(self, result: CheckResult) -> bool:
+        """Return whether all other keys of the host belong to servers that have left the configuration."""
+        return result.verdict in {Verdict.CHANGED, Verdict.DAMAGED} and all(
+            map(self._rules.is_forgotten, result.entries)
         )
 
-    def _note_own_name(self) -> None:
-        """Record the key for this host too, if only another server's line has it, which may be removed."""
+    def _record_own_line(self) -> None:
+        """Record a known key for this server, too, if all its lines belong to other servers, which may leave."""
         if self._accepted is None:
             return
         new = NewKey(self._endpoint, self._accepted)
         entries = self._known.check(self._names, self._accepted).entries
-        if entries and all(each.file == self._rules.file and each.note for each in entries):
-            notes = {each.note for each in entries}
-            is_lost = new.note not in notes if new.note else all(map(self._rules.is_forgotten, entries))
-            if is_lost and not self._endpoint.trust.hashes_names:
+        if entries and all(entry.file == self._rules.file and entry.note for entry in entries):
+            notes = {entry.note for entry in entries}
+            lacks_line = new.note not in notes if new.note else all(map(self._rules.is_forgotten, entries))
+            if lacks_line and not self._endpoint.trust.hashes_names:
                 self._rules.record(new)
 
     def _authorities(self) -> set[HostKey]:
         return {entry.key for entry in self._known.select(self._names, Marker.AUTHORITY)}
 
-    def _meet(self, key: HostKey) -> None:
+    def _accept_new(self, key: HostKey) -> None:
+        """Accept a new key if the rules allow it.
+
+        Raises:
+            HostKeyError: They do not.
+            UnconfirmedKeyError: They require confirmation before the login.
+        """
         endpoint = self._endpoint
         if self._rules.policy is HostKeyPolicy.STRICT or endpoint.trust.strict:
             raise self._error(
@@ -159,19 +165,19 @@ class HostKeyCheck:
         if endpoint.trust.asks:
             raise UnconfirmedKeyError(new, "and StrictHostKeyChecking in ~/.ssh/config is ask")
         self._new = new
-        self._rules.note(new)
+        self._rules.add_unconfirmed(new)
 
-    def _refusal(self, key: HostKey, answer: Answer) -> HostKeyError:
+    def _refusal(self, key: HostKey, result: CheckResult) -> HostKeyError:
         shown = f"{key.kind} {key.fingerprint}"
-        if answer.verdict is Verdict.REVOKED:
+        if result.verdict is Verdict.REVOKED:
             hint = "Do not log in; ask the server's administrator for its new key"
             return self._error(f"is revoked: {shown}", hint=hint)
         old = ", ".join(
-            f"{entry.key.kind} {entry.key.fingerprint} ({entry.file}:{entry.line})" for entry in answer.entries
+            f"{entry.key.kind} {entry.key.fingerprint} ({entry.file}:{entry.line})" for entry in result.entries
         )
-        name, file = shlex.quote(self._names[0]), shlex.quote(str(answer.entries[0].file))
-        if answer.verdict is Verdict.DAMAGED:
-            line = answer.entries[0].line
+        name, file = shlex.quote(self._names[0]), shlex.quote(str(result.entries[0].file))
+        if result.verdict is Verdict.DAMAGED:
+            line = result.entries[0].line
             return self._error(
                 f"cannot be compared with the known one, as {file}:{line} is damaged; got {shown}",
                 hint=f"Compare it with the server's own key, then remove the line: sed -i.bak {line}d {file}",
@@ -181,7 +187,7 @@ class HostKeyCheck:
             hint=f"If the server was reinstalled: ssh-keygen -R {name} -f {file}",
         )
 
-    def _error(self, what: str, hint: str) -> HostKeyError:
+    def _error(self, reason: str, hint: str) -> HostKeyError:
         endpoint = self._endpoint
-        message = f"The host key of {endpoint.title} ({endpoint.address}) {what}"
+        message = f"The host key of {endpoint.title} ({endpoint.address}) {reason}"
         return HostKeyError(message, hint=hint, server=endpoint.server)

@@ -1,4 +1,4 @@
-"""Parse the lines of known_hosts files as OpenSSH does."""
+"""The lines of known_hosts files, parsed as in OpenSSH, and hashed host names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import binascii
 import errno
 import hashlib
+import hmac
 import os
 import re
 import stat
@@ -14,14 +15,16 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from remote_tool.transport.ssh.host_keys import hashed_names
-
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Prefix of the comment in our own lines: which configured server they are for.
+# Prefix of the comment in our own lines; the configured server follows.
 NOTE = "remote-tool:"
 MAX_FILE_BYTES = 64 * 1024 * 1024
+SALT_BYTES = 20  # as in ssh
+SHA1_BLOCK_BYTES = 64
+_INNER_PAD = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER_PAD = bytes(byte ^ 0x5C for byte in range(256))
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class HostKey:
 
 
 class Marker(Enum):
-    """The marker of a line; of one whose key cannot be read, that it has a host's key."""
+    """The marker of a line; DAMAGED is a line with an unreadable key of a host."""
 
     TRUSTED = auto()
     REVOKED = auto()
@@ -51,8 +54,8 @@ class Marker(Enum):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One line of a file."""
+class KnownHostsEntry:
+    """One line of a known_hosts file."""
 
     marker: Marker
     patterns: str
@@ -68,15 +71,13 @@ class Entry:
 
     @property
     def plain_names(self) -> list[str]:
-        """Return the hosts of the line; empty if it has patterns."""
+        """Return the host names of the line; empty if it has patterns."""
         return [] if any(letter in self.patterns for letter in "|*?!") else self.patterns.lower().split(",")
 
     def matches_patterns(self, name: str) -> bool:
         """Return whether an unhashed line matches a host."""
-        patterns = self._compiled
-        return any(positive.match(name) for positive in patterns[0]) and not any(
-            negative.match(name) for negative in patterns[1]
-        )
+        positive, negative = self._compiled
+        return any(pattern.match(name) for pattern in positive) and not any(pattern.match(name) for pattern in negative)
 
     @cached_property
     def _compiled(self) -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
@@ -87,12 +88,12 @@ class Entry:
 
 
 class UnusableFileError(Exception):
-    """A known_hosts file cannot be read or written; the message says which and why."""
+    """A known_hosts file cannot be read or written; the message has its path and the reason."""
 
 
-def parse(content: bytes, file: Path) -> tuple[list[Entry], list[str]]:
-    """Return the lines of a file, and a message for each unusable one."""
-    entries: list[Entry] = []
+def parse(content: bytes, file: Path) -> tuple[list[KnownHostsEntry], list[str]]:
+    """Return the lines of a file, and a message for each line that cannot be used."""
+    entries: list[KnownHostsEntry] = []
     problems: list[str] = []
     for number, line in enumerate(content.split(b"\n"), 1):
         words = line.split()
@@ -106,16 +107,18 @@ def parse(content: bytes, file: Path) -> tuple[list[Entry], list[str]]:
     return entries, problems
 
 
-def _damaged(words: list[bytes], file: Path, number: int) -> list[Entry]:
-    """Return a line that has no readable key as one that tells which host had one."""
+def _damaged(words: list[bytes], file: Path, number: int) -> list[KnownHostsEntry]:
+    """Return an entry for a line with an unreadable key: its host is not new."""
     try:
         patterns = _ascii(words[0], "host name")
         if patterns.startswith("|"):
-            hashed_names.split(patterns)
+            _split_hashed(patterns)
     except ValueError:
         return []
+    if patterns.startswith("@"):
+        return []
     note = next((word.decode("ascii", "replace") for word in words if word.startswith(NOTE.encode())), "")
-    return [] if patterns.startswith("@") else [Entry(Marker.DAMAGED, patterns, HostKey("", b""), file, number, note)]
+    return [KnownHostsEntry(Marker.DAMAGED, patterns, HostKey("", b""), file, number, note)]
 
 
 def read_revoked(file: Path) -> set[HostKey]:
@@ -136,7 +139,7 @@ def read_revoked(file: Path) -> set[HostKey]:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Read a file, or a device such as /dev/null, which some have as their known hosts; a pipe is not waited for."""
+    """Read a file, or a device, as some users set known hosts to /dev/null; fail for a pipe, which may never end."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -144,22 +147,22 @@ def read_bytes(file: Path) -> bytes:
         return stream.read(MAX_FILE_BYTES)
 
 
-def _parse_line(words: list[bytes], file: Path, number: int) -> Entry:
+def _parse_line(words: list[bytes], file: Path, number: int) -> KnownHostsEntry:
     markers = {b"@revoked": Marker.REVOKED, b"@cert-authority": Marker.AUTHORITY}
     marker = Marker.TRUSTED
     if words[0].startswith(b"@"):
         if words[0] not in markers:
-            raise ValueError(f"unknown marker {_show(words[0])}")
+            raise ValueError(f"unknown marker {_quoted(words[0])}")
         marker = markers[words[0]]
         words = words[1:]
     if not words:
         raise ValueError("no host name")
     patterns = _ascii(words[0], "host name")
     if patterns.startswith("|"):
-        hashed_names.split(patterns)
+        _split_hashed(patterns)
     comment = words[3].decode("ascii", "replace") if len(words) > 3 else ""  # noqa: PLR2004 - behind name, type and key
     note = comment if comment.startswith(NOTE) else ""
-    return Entry(marker, patterns, _parse_key(words[1:]), file, number, note)
+    return KnownHostsEntry(marker, patterns, _parse_key(words[1:]), file, number, note)
 
 
 def _parse_key(words: list[bytes]) -> HostKey:
@@ -177,22 +180,48 @@ def _parse_key(words: list[bytes]) -> HostKey:
 
 
 def _is_whole(blob: bytes) -> bool:
-    """Return whether a key is a sequence of strings, each behind its length (RFC 4253, 6.6), up to its end."""
-    at = 0
-    while at < len(blob):
-        at += 4 + int.from_bytes(blob[at : at + 4], "big")
-    return at == len(blob)
+    """Return whether a key consists of complete strings, each after its length (RFC 4253, 6.6)."""
+    position = 0
+    while position < len(blob):
+        position += 4 + int.from_bytes(blob[position : position + 4], "big")
+    return position == len(blob)
 
 
-def _ascii(word: bytes, what: str) -> str:
+def _ascii(word: bytes, meaning: str) -> str:
     try:
         return word.decode("ascii")
     except UnicodeDecodeError:
-        raise ValueError(f"the {what} {_show(word)} is not ASCII") from None
+        raise ValueError(f"the {meaning} {_quoted(word)} is not ASCII") from None
 
 
-def _show(word: bytes) -> str:
+def _quoted(word: bytes) -> str:
     return ascii(word[:60].decode("latin-1"))
+
+
+def hash_name(name: str) -> str:
+    """Return a host name as in ``HashKnownHosts`` of ssh_config."""
+    salt = os.urandom(SALT_BYTES)
+    digest = hmac.digest(salt, name.encode(), "sha1")
+    return "|".join(("", "1", base64.b64encode(salt).decode(), base64.b64encode(digest).decode()))
+
+
+def hmac_parts(hashed_name: str) -> tuple[bytes, bytes, bytes]:
+    """Return the first blocks of the inner and the outer hash of an HMAC, and the expected digest."""
+    salt, digest = _split_hashed(hashed_name)
+    key = salt if len(salt) <= SHA1_BLOCK_BYTES else hashlib.sha1(salt).digest()  # noqa: S324 - see KnownHostsFile
+    block = key.ljust(SHA1_BLOCK_BYTES, b"\0")
+    return block.translate(_INNER_PAD), block.translate(_OUTER_PAD), digest
+
+
+def _split_hashed(hashed_name: str) -> tuple[bytes, bytes]:
+    try:
+        empty, magic, salt, digest = hashed_name.split("|")
+        decoded = base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True)
+    except ValueError:
+        raise ValueError("the hashed host name is damaged") from None
+    if empty or magic != "1":
+        raise ValueError(f"the host name is hashed in an unknown way, {magic!r}")
+    return decoded
 
 
 def _glob(pattern: str) -> re.Pattern[str]:

@@ -1,7 +1,7 @@
 """Known host keys: OpenSSH's known_hosts files, with the same decisions.
 
-The rules are those of ``sshd(8)``, SSH_KNOWN_HOSTS FILE FORMAT, with one that is stricter: a host with any known
-key is not new, whatever the type of its presented key.
+The rules are in ``sshd(8)``, SSH_KNOWN_HOSTS FILE FORMAT. One is stricter here: a host with any known key is not new,
+whatever the type of the key that it presents.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from remote_tool.transport.ssh.endpoint import DEFAULT_PORT
-from remote_tool.transport.ssh.host_keys import hashed_names
-from remote_tool.transport.ssh.host_keys.entries import NOTE, Entry, HostKey, Marker, parse, read_bytes, read_revoked
+from remote_tool.transport.ssh.host_keys.entries import (
+    NOTE,
+    HostKey,
+    KnownHostsEntry,
+    Marker,
+    hmac_parts,
+    parse,
+    read_bytes,
+    read_revoked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,45 +40,45 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A verdict, and the lines it is based on."""
+class CheckResult:
+    """A verdict, and the lines that it is based on."""
 
     verdict: Verdict
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[KnownHostsEntry, ...] = ()
 
 
-class Lines:
+class KnownHostsFile:
     """The lines of a file by host name; each name is searched once."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[KnownHostsEntry]) -> None:
         self._entries = entries
         self._named: defaultdict[str, list[int]] = defaultdict(list)
         self._patterns: list[int] = []
         self._hashed: list[tuple[bytes, bytes, bytes, int]] = []
-        self._found: dict[str, list[Entry]] = {}
+        self._by_name: dict[str, list[KnownHostsEntry]] = {}
         for number, entry in enumerate(entries):
             if entry.is_hashed:
-                self._hashed.append((*hashed_names.hmac_parts(entry.patterns), number))
+                self._hashed.append((*hmac_parts(entry.patterns), number))
             elif not entry.plain_names:
                 self._patterns.append(number)
             for name in entry.plain_names:
                 self._named[name].append(number)
 
-    def of(self, name: str) -> list[Entry]:
-        """Return the lines for a host in order; name as from :func:`lookup_names`."""
-        if name not in self._found:
+    def lines_of(self, name: str) -> list[KnownHostsEntry]:
+        """Return the lines for a host in order; the name is from :func:`lookup_names`."""
+        if name not in self._by_name:
             numbers = {
                 *self._named.get(name, ()),
                 *(number for number in self._patterns if self._entries[number].matches_patterns(name)),
-                *self._hashes_of(name.encode()),
+                *self._hashed_lines_of(name.encode()),
             }
-            self._found[name] = [self._entries[number] for number in sorted(numbers)]
-        return self._found[name]
+            self._by_name[name] = [self._entries[number] for number in sorted(numbers)]
+        return self._by_name[name]
 
-    def _hashes_of(self, name: bytes) -> list[int]:
-        """Return the hashed lines for a host: HMAC-SHA1 as in RFC 2104, four times as fast as Python's hmac.
+    def _hashed_lines_of(self, name: bytes) -> list[int]:
+        """Return the hashed lines for a host, by HMAC-SHA1 (RFC 2104) four times as fast as Python's hmac.
 
-        A file may have thousands of lines, each with its own salt, and every server checks all of them.
+        A file may have thousands of lines, each with its own salt, and all of them are compared for each server.
         """
         sha1 = hashlib.sha1
         return [
@@ -81,47 +89,47 @@ class Lines:
 
 
 class KnownHosts:
-    """All lines of some files."""
+    """The lines of all known_hosts files for a login."""
 
-    def __init__(self, files: Sequence[Lines], revoked: Iterable[HostKey] = ()) -> None:
+    def __init__(self, files: Sequence[KnownHostsFile], revoked: Iterable[HostKey] = ()) -> None:
         self._files = files
         self._revoked = frozenset(revoked)
 
-    def select(self, names: Sequence[str], marker: Marker) -> list[Entry]:
-        """Return the lines for a host with one marker; if there are any for its first name, only these."""
+    def select(self, names: Sequence[str], marker: Marker) -> list[KnownHostsEntry]:
+        """Return the lines with a marker for the first of a host's names that has any."""
         for name in names:
-            if found := [entry for entry in self._lines_of(name) if entry.marker is marker]:
-                return found
+            if entries := [entry for entry in self._lines_of(name) if entry.marker is marker]:
+                return entries
         return []
 
     def revoked_keys(self, names: Sequence[str]) -> set[HostKey]:
-        """Return the host's revoked keys."""
+        """Return the revoked keys of a host."""
         by_line = {entry.key for name in names for entry in self._lines_of(name) if entry.marker is Marker.REVOKED}
         return by_line | self._revoked
 
-    def _lines_of(self, name: str) -> Iterator[Entry]:
-        return (entry for file in self._files for entry in file.of(name))
+    def _lines_of(self, name: str) -> Iterator[KnownHostsEntry]:
+        return (entry for file in self._files for entry in file.lines_of(name))
 
-    def check(self, names: Sequence[str], key: HostKey) -> Answer:
-        """Evaluate a presented key."""
+    def check(self, names: Sequence[str], key: HostKey) -> CheckResult:
+        """Judge the key that a host presents."""
         if key in self.revoked_keys(names):
-            return Answer(Verdict.REVOKED)
+            return CheckResult(Verdict.REVOKED)
         for index, name in enumerate(names):
             entries = self.select([name], Marker.TRUSTED)
             if same := [entry for entry in entries if entry.key == key]:
-                return Answer(Verdict.KNOWN, tuple(same))
+                return CheckResult(Verdict.KNOWN, tuple(same))
             if entries and index == 0:
-                return Answer(Verdict.CHANGED, tuple(entries))
+                return CheckResult(Verdict.CHANGED, tuple(entries))
         if damaged := self.select(names[:1], Marker.DAMAGED):
-            return Answer(Verdict.DAMAGED, tuple(damaged))
-        return Answer(Verdict.NEW)
+            return CheckResult(Verdict.DAMAGED, tuple(damaged))
+        return CheckResult(Verdict.NEW)
 
 
 def lookup_names(host: str, port: int, alias: str | None = None) -> tuple[str, ...]:
-    """Return the possible names of a host in the files, beginning with the one that we write.
+    """Return the names of a host in the files; we record keys under the first.
 
-    A host on another port than 22 may be known by its plain name too, but a different key there does not count: it is
-    another server on the same machine.
+    A host on another port than 22 may be known by its plain name, too. A different key there does not count: it belongs
+    to another server on the same machine.
     """
     if alias:
         return (alias.lower(),)
@@ -130,27 +138,27 @@ def lookup_names(host: str, port: int, alias: str | None = None) -> tuple[str, .
 
 
 def note_for(server: str, hostname: str) -> str:
-    """Return the comment for a configured server's line."""
+    """Return the comment in the line of a configured server."""
     return f"{NOTE}{server}:{hostname}"
 
 
 class Reader:
-    """Reads files, each once until it changes, and reports each bad line once."""
+    """Reads known_hosts files: each is parsed again only after a change, and its bad lines are reported once."""
 
     def __init__(self, notice: Callable[[str], None]) -> None:
         self._notice = notice
-        self._cache: dict[Path, tuple[tuple[int, int, int], Lines]] = {}
+        self._cache: dict[Path, tuple[tuple[int, int, int], KnownHostsFile]] = {}
 
     def read(self, files: Iterable[Path], revoked_file: Path | None = None) -> KnownHosts:
         """Read all lines of the files that exist.
 
         Raises:
-            UnusableFileError: The file of revoked keys is invalid; without it no key can be trusted.
+            UnusableFileError: The file of revoked keys is invalid, so no key can be trusted.
         """
-        lines = [self._read_file(file) for file in dict.fromkeys(files)]
-        return KnownHosts(lines, read_revoked(revoked_file) if revoked_file else ())
+        unique = [self._read_file(file) for file in dict.fromkeys(files)]
+        return KnownHosts(unique, read_revoked(revoked_file) if revoked_file else ())
 
-    def _read_file(self, file: Path) -> Lines:
+    def _read_file(self, file: Path) -> KnownHostsFile:
         try:
             status = file.stat()
             version = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -158,11 +166,11 @@ class Reader:
                 return self._cache[file][1]
             entries, problems = parse(read_bytes(file), file)
         except (FileNotFoundError, NotADirectoryError):
-            return Lines([])
+            return KnownHostsFile([])
         except OSError as error:
             self._notice(f"{file} cannot be read and is ignored: {error.strerror}")
-            return Lines([])
+            return KnownHostsFile([])
         for problem in problems:
             self._notice(problem)
-        self._cache[file] = (version, Lines(entries))
+        self._cache[file] = (version, KnownHostsFile(entries))
         return self._cache[file][1]

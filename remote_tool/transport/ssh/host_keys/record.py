@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from remote_tool.system.files import replacing
 from remote_tool.system.locks import lock, unlock
-from remote_tool.transport.ssh.host_keys import hashed_names
-from remote_tool.transport.ssh.host_keys.entries import UnusableFileError, parse
-from remote_tool.transport.ssh.host_keys.known_hosts import Answer, KnownHosts, Lines, Verdict
+from remote_tool.transport.ssh.host_keys.entries import UnusableFileError, hash_name, parse
+from remote_tool.transport.ssh.host_keys.known_hosts import CheckResult, KnownHosts, KnownHostsFile, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from remote_tool.transport.ssh.host_keys.entries import Entry, HostKey
+    from remote_tool.transport.ssh.host_keys.entries import HostKey, KnownHostsEntry
 
 LOCK_SECONDS = 5.0
 
@@ -25,22 +24,22 @@ def accept(
     name: str,
     key: HostKey,
     *,
-    hash_name: bool = False,
+    hashes_name: bool = False,
     note: str = "",
-    is_forgotten: Callable[[Entry], bool] = lambda _entry: False,
-) -> Answer:
+    is_forgotten: Callable[[KnownHostsEntry], bool] = lambda _entry: False,
+) -> CheckResult:
     """Add the key of a host to a file atomically, unless another process was faster.
 
     Args:
         file: Created if missing.
-        name: As from :func:`lookup_names`.
-        key: The presented key.
-        hash_name: Whether to hash the name, as for ``HashKnownHosts``.
-        note: The server it is for, see :func:`note_for`; empty for a line that stays when servers leave.
-        is_forgotten: Selects lines to remove, because their server has left the configuration.
+        name: The first of :func:`lookup_names`.
+        key: The key to record.
+        hashes_name: Whether to hash the name, as with ``HashKnownHosts``.
+        note: The comment from :func:`note_for`; a line without one is never forgotten.
+        is_forgotten: Whether to remove a line, because its server has left the configuration.
 
     Returns:
-        NEW: it was added; KNOWN: the file already has it; CHANGED: the file has a different one.
+        NEW if the key was added, KNOWN if the file has it already, CHANGED if the file has a different one.
 
     Raises:
         UnusableFileError: The file cannot be written.
@@ -49,22 +48,22 @@ def accept(
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = _open_locked(file)
         try:
-            content = _without(descriptor, file, is_forgotten)[0]
+            content = _remove_lines(descriptor, file, is_forgotten)[0]
             entries = parse(content, file)[0]
-            answer = KnownHosts([Lines(entries)]).check((name,), key)
-            is_noted = any(entry.note == note for entry in answer.entries)
-            if answer.verdict is Verdict.NEW or (answer.verdict is Verdict.KNOWN and not is_noted):
-                shown = hashed_names.hash_name(name) if hash_name else name
-                _append(descriptor, content, " ".join(filter(None, (shown, key.text, "" if hash_name else note))))
-            return answer
+            result = KnownHosts([KnownHostsFile(entries)]).check((name,), key)
+            has_note = any(entry.note == note for entry in result.entries)
+            if result.verdict is Verdict.NEW or (result.verdict is Verdict.KNOWN and not has_note):
+                words = (hash_name(name), key.text) if hashes_name else (name, key.text, note)
+                _append(descriptor, content, " ".join(filter(None, words)))
+            return result
         finally:
             unlock(descriptor)
     except OSError as error:
         raise UnusableFileError(f"The host key cannot be recorded in {file}: {error.strerror}") from None
 
 
-def forget(file: Path, is_forgotten: Callable[[Entry], bool], *, dry_run: bool = False) -> int:
-    """Remove lines from a file atomically; return their number.
+def forget(file: Path, is_forgotten: Callable[[KnownHostsEntry], bool], *, dry_run: bool = False) -> int:
+    """Remove lines from a file atomically, and return their number.
 
     Raises:
         UnusableFileError: The file cannot be written.
@@ -74,7 +73,7 @@ def forget(file: Path, is_forgotten: Callable[[Entry], bool], *, dry_run: bool =
             return 0
         descriptor = _open_locked(file)
         try:
-            return _without(descriptor, file, is_forgotten, dry_run=dry_run)[1]
+            return _remove_lines(descriptor, file, is_forgotten, dry_run=dry_run)[1]
         finally:
             unlock(descriptor)
     except OSError as error:
@@ -97,10 +96,10 @@ def _open_locked(file: Path) -> int:
         os.close(descriptor)
 
 
-def _without(
-    descriptor: int, file: Path, is_forgotten: Callable[[Entry], bool], *, dry_run: bool = False
+def _remove_lines(
+    descriptor: int, file: Path, is_forgotten: Callable[[KnownHostsEntry], bool], *, dry_run: bool = False
 ) -> tuple[bytes, int]:
-    """Remove lines from a locked file; return the remaining content and their number."""
+    """Remove lines from a locked file; return the remaining content, and the number of lines."""
     content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     numbers = {entry.line for entry in parse(content, file)[0] if is_forgotten(entry)}
     if not numbers or dry_run:
@@ -111,7 +110,7 @@ def _without(
         new.write(content)
         lock(new.fileno())
         renamed = os.dup(new.fileno())
-    # From now on this file is the one that is locked and written.
+    # The caller's descriptor becomes the new file, which has the lock.
     os.dup2(renamed, descriptor, inheritable=False)
     os.close(renamed)
     return content, len(numbers)

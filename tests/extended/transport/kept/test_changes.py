@@ -77,7 +77,7 @@ except OSError as error:
 async def test_another_user_gets_no_answer_at_the_socket(config: Config) -> None:
     """The folder keeps others out; without it, the master does."""
     place, record = await keep(config)
-    folders = (place.folder, *place.folder.parents[:2])
+    folders = (place.path, *place.path.parents[:2])
 
     async def says(user: int) -> str:
         words = [sys.executable, "-c", OTHER_USER, str(record.socket), str(user)]

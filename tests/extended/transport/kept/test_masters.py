@@ -14,7 +14,7 @@ import pytest
 from remote_tool.errors import ConnectionLostError, RemoteToolError
 from remote_tool.transport.host import MEBIBYTE
 from remote_tool.transport.kept import connection as kept_connection
-from remote_tool.transport.kept.find import find_kept
+from remote_tool.transport.kept.connection import find_kept
 from remote_tool.transport.kept.listing import end_kept
 from remote_tool.transport.kept.master import pid_of_master
 from remote_tool.transport.kept.mux import LONGEST_PACKET, Message
@@ -171,7 +171,7 @@ async def test_garbage_at_the_socket_causes_a_login_and_runs_nothing(
                 host = await pool.host("first")
                 async with asyncio.timeout(300):
                     await host.run(f"echo {number} >> $HOME/ran")
-                assert link(host).own is not None
+                assert link(host).own_login is not None
             os.close(turn)
     assert (server.home / "ran").read_text().split() == [str(number) for number in range(len(nonsense))]
 

@@ -15,9 +15,9 @@ import pytest
 
 from remote_tool.jobs.job import as_iso
 from remote_tool.transport.host import Login
-from remote_tool.transport.kept.folder import Place, private_folder
+from remote_tool.transport.kept.folder import KeptFolder, private_folder
 from remote_tool.transport.kept.listing import kept_logins
-from remote_tool.transport.kept.record import HostDecision, Record, read_record
+from remote_tool.transport.kept.record import AcceptedHostKey, Record, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,62 +29,62 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def place(runtime: Path) -> Iterator[Place]:
+def place(runtime: Path) -> Iterator[KeptFolder]:
     """A kept login on disk, with a socket at which nobody listens."""
     folder = private_folder()
     assert folder == runtime / "remote-tool"
-    place = Place(folder / "first")
-    place.make()
+    place = KeptFolder(folder / "first")
+    place.create()
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(place.folder / "sabcd"))
-        (place.folder / "sabcd").chmod(0o600)
+        listener.bind(str(place.path / "sabcd"))
+        (place.path / "sabcd").chmod(0o600)
         Record(
             project="/project",
             server="first",
-            socket=place.folder / "sabcd",
+            socket=place.path / "sabcd",
             since=1.5e9,
             login=Login("somebody", "ed25519 key", "SHA256:x", is_new=False),
             address="10.0.0.5:22",
-            hosts=(HostDecision(("[10.0.0.5]:22",), ("/nonexistent",), None, "ssh-ed25519", "00"),),
+            hosts=(AcceptedHostKey(("[10.0.0.5]:22",), ("/nonexistent",), None, "ssh-ed25519", "00"),),
             watched={"/nonexistent": ()},
         ).write(place)
         yield place
 
 
-def _fifo(place: Place) -> None:
+def _fifo(place: KeptFolder) -> None:
     place.record.unlink()
     os.mkfifo(place.record, 0o600)
 
 
-def _linked_record(place: Place) -> None:
-    place.record.rename(place.folder / "moved")
+def _linked_record(place: KeptFolder) -> None:
+    place.record.rename(place.path / "moved")
     place.record.symlink_to("moved")
 
 
-def _folder_as_record(place: Place) -> None:
+def _folder_as_record(place: KeptFolder) -> None:
     place.record.unlink()
     place.record.mkdir(mode=0o700)
 
 
-def _endless_record(place: Place) -> None:
+def _endless_record(place: KeptFolder) -> None:
     with place.record.open("ab") as file:
         file.truncate(1 << 40)
 
 
-def _writable_record(place: Place) -> None:
+def _writable_record(place: KeptFolder) -> None:
     place.record.chmod(0o660)
 
 
-def _writable_folder(place: Place) -> None:
-    place.folder.chmod(0o770)
+def _writable_folder(place: KeptFolder) -> None:
+    place.path.chmod(0o770)
 
 
-def _linked_folder(place: Place) -> None:
-    place.folder.rename(place.folder.with_name("moved"))
-    place.folder.symlink_to("moved")
+def _linked_folder(place: KeptFolder) -> None:
+    place.path.rename(place.path.with_name("moved"))
+    place.path.symlink_to("moved")
 
 
-def _deep_record(place: Place) -> None:
+def _deep_record(place: KeptFolder) -> None:
     place.record.write_bytes(b"[" * 200_000)
 
 
@@ -96,7 +96,9 @@ CHANGES = [
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.row(193)
-def test_a_changed_record_or_socket_is_not_used_as_a_kept_login(place: Place, change: Callable[[Place], None]) -> None:
+def test_a_changed_record_or_socket_is_not_used_as_a_kept_login(
+    place: KeptFolder, change: Callable[[KeptFolder], None]
+) -> None:
     assert read_record(place) is not None
     change(place)
     assert read_record(place) is None
@@ -106,9 +108,9 @@ def test_a_changed_record_or_socket_is_not_used_as_a_kept_login(place: Place, ch
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 @pytest.mark.parametrize("name", ["", "record.json"])
 @pytest.mark.row(193)
-def test_files_of_another_user_are_not_used_as_a_kept_login(place: Place, name: str) -> None:
+def test_files_of_another_user_are_not_used_as_a_kept_login(place: KeptFolder, name: str) -> None:
     """As when the folder was open to others for a while."""
-    os.chown(place.folder / name, NOBODY, NOBODY)
+    os.chown(place.path / name, NOBODY, NOBODY)
     assert read_record(place) is None
 
 
@@ -119,10 +121,10 @@ ODD: list[Any] = [
 
 
 @pytest.mark.row(193)
-def test_odd_content_of_a_record_is_never_an_error(place: Place) -> None:
+def test_odd_content_of_a_record_is_never_an_error(place: KeptFolder) -> None:
     good = place.record.read_bytes()
     keys = list(json.loads(good))
-    for number in range(len(keys) + len(Login.__match_args__) + len(HostDecision.__match_args__)):
+    for number in range(len(keys) + len(Login.__match_args__) + len(AcceptedHostKey.__match_args__)):
         for odd in ODD:
             values = json.loads(good)
             inner = [values, values["login"], values["hosts"][0]]

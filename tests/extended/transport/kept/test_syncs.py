@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.errors import ConnectionLostError
-from remote_tool.transport.kept.find import find_kept
+from remote_tool.transport.kept.connection import find_kept
 from remote_tool.transport.kept.master import pid_of_master
 from remote_tool.transport.pool import HostPool
 from tests.extended.transport.channels import until

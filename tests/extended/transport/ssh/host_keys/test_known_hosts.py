@@ -14,7 +14,7 @@ import pytest
 
 from remote_tool.transport.ssh.host_keys import known_hosts
 from remote_tool.transport.ssh.host_keys.entries import HostKey, Marker, UnusableFileError, parse, read_revoked
-from remote_tool.transport.ssh.host_keys.known_hosts import KnownHosts, Lines, Reader, Verdict, lookup_names
+from remote_tool.transport.ssh.host_keys.known_hosts import KnownHosts, KnownHostsFile, Reader, Verdict, lookup_names
 from remote_tool.transport.ssh.host_keys.record import accept
 from tests.small_disks import small_disk
 from tests.sshd import make_key
@@ -39,7 +39,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[HostKey, HostKey]:
 
 def verdict(content: str | bytes, host: str, port: int, key: HostKey, folder: Path) -> Verdict:
     content = content.encode() if isinstance(content, str) else content
-    return KnownHosts([Lines(parse(content, folder / "known_hosts")[0])]).check(lookup_names(host, port), key).verdict
+    known = KnownHosts([KnownHostsFile(parse(content, folder / "known_hosts")[0])])
+    return known.check(lookup_names(host, port), key).verdict
 
 
 def hashed(name: str, key: HostKey, folder: Path) -> str:
