@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def _next(version: str) -> str:
 
 async def _git(folder: Path, *arguments: str) -> str:
     try:
-        answer = await ask_program(Question(GIT_SECONDS), "git", "-C", str(folder), *arguments)
+        answer = await run_program("git", "-C", str(folder), *arguments, seconds=GIT_SECONDS)
     except OSError:  # a timeout is one
         return ""
     return answer.output.decode(errors="replace").strip() if answer.status == 0 else ""

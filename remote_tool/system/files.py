@@ -1,4 +1,4 @@
-"""Atomic writes of files: written under another name, then renamed. And bounded reads."""
+"""Write files atomically, under another name that is then renamed; read files with a limit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from io import BufferedRandom, BufferedReader
     from pathlib import Path
 
-_PIECE = 1024 * 1024
+_PIECE_BYTES = 1024 * 1024
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Some file systems cannot sync folders.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP}
-# Fewer files are not worth threads.
-_FEW, _AT_ONCE = 4, 16
+# For fewer files, threads do not pay.
+_MAX_WITHOUT_THREADS, _THREADS = 4, 16
 
 
-def read_bounded(path: Path | str, largest: int) -> tuple[bytes, os.stat_result]:
-    """Return a plain file's content and status; no link is followed, no pipe is waited for.
+def read_bounded(path: Path | str, limit: int) -> tuple[bytes, os.stat_result]:
+    """Return the content and the status of a plain file; never follow a link or wait for a pipe.
 
     Raises:
         ValueError: It is not a plain file, or too large.
@@ -33,20 +33,20 @@ def read_bounded(path: Path | str, largest: int) -> tuple[bytes, os.stat_result]
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
             raise ValueError("not a plain file")
-        pieces, left = [], largest + 1
-        while left > 0 and (piece := os.read(descriptor, min(left, _PIECE, state.st_size + 1))):
+        pieces, remaining = [], limit + 1
+        while remaining > 0 and (piece := os.read(descriptor, min(remaining, _PIECE_BYTES, state.st_size + 1))):
             pieces.append(piece)
-            left -= len(piece)
+            remaining -= len(piece)
     finally:
         os.close(descriptor)
-    if left <= 0:
-        raise ValueError(f"larger than {largest} bytes")
+    if remaining <= 0:
+        raise ValueError(f"larger than {limit} bytes")
     return b"".join(pieces), state
 
 
 @contextmanager
 def opened_plain(path: Path) -> Iterator[BufferedReader]:
-    """Open a plain file for reading, also behind a link; a pipe is not waited for.
+    """Open a plain file for reading, also through a link; never wait for a pipe.
 
     Raises:
         OSError: It cannot be opened, or is not a plain file.
@@ -65,16 +65,16 @@ def opened_plain(path: Path) -> Iterator[BufferedReader]:
 
 @contextmanager
 def opened_beneath(top: Path, folders: Iterable[str], *, create: bool = False) -> Iterator[int]:
-    """Open a subfolder level by level, so that no link can redirect it."""
+    """Open a subfolder level by level, so that no link leads elsewhere."""
     parent = os.open(top, _FOLDER_FLAGS)
     try:
         for name in folders:
             if create:
                 with suppress(FileExistsError):
                     os.mkdir(name, 0o700, dir_fd=parent)
-            inner = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+            child = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
             os.close(parent)
-            parent = inner
+            parent = child
         yield parent
     finally:
         os.close(parent)
@@ -91,33 +91,33 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_all_atomically(files: Mapping[Path, bytes], *, overwrite: bool = True) -> None:
-    """Write each file atomically; their folders are still to be synced.
+    """Write each file atomically; the caller syncs their folders.
 
-    All contents are synced before any rename: after a power cut, a name without its bytes would be an empty file.
-    Without ``overwrite``, all files are created, or none.
+    All contents are synced before any rename, as a power cut could otherwise leave empty files. Without ``overwrite``,
+    all files are created, or none.
 
     Raises:
         FileExistsError: One exists, and must not be overwritten.
         OSError: One cannot be written; temporary files have been removed.
     """
     temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
-    new: list[Path] = []
+    created: list[Path] = []
     try:
-        _do_all(lambda path: _write_and_sync(temporaries[path], files[path]), files)
+        _for_each(lambda path: _write_and_sync(temporaries[path], files[path]), files)
         for path, temporary in temporaries.items():
-            _place(temporary, path, overwrite=overwrite)
+            _rename(temporary, path, overwrite=overwrite)
             if not overwrite:
-                new.append(path)
+                created.append(path)
     except OSError:
-        for each in (*temporaries.values(), *new):
+        for path in (*temporaries.values(), *created):
             with suppress(OSError):
-                each.unlink()
+                path.unlink()
         raise
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600, overwrite: bool = True, sync: bool = True) -> Iterator[BufferedRandom]:
-    """Open a new file that is moved into place when the block ends, or removed when the block raises.
+    """Open a new file that gets its final name when the block ends, or is removed when the block raises.
 
     Args:
         path: The final path.
@@ -137,13 +137,13 @@ def replacing(path: Path, *, mode: int = 0o600, overwrite: bool = True, sync: bo
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        _place(temporary, path, overwrite=overwrite)
+        _rename(temporary, path, overwrite=overwrite)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _place(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Move a finished file into place."""
+def _rename(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a finished file its final name."""
     if not overwrite:
         try:
             os.link(temporary, path)
@@ -175,8 +175,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_folders(folders: Collection[Path]) -> None:
-    """Like :func:`sync_folder`, in parallel."""
-    _do_all(sync_folder, folders)
+    """Sync the names in several folders, in parallel; see :func:`sync_folder`."""
+    _for_each(sync_folder, folders)
 
 
 def _write_and_sync(path: Path, data: bytes) -> None:
@@ -187,13 +187,13 @@ def _write_and_sync(path: Path, data: bytes) -> None:
         os.fsync(descriptor)
 
 
-def _do_all(act: Callable[[Path], None], paths: Collection[Path]) -> None:
-    """Apply a function to every path in parallel: a journal writes once for all that wait together."""
-    if len(paths) <= _FEW:
+def _for_each(function: Callable[[Path], None], paths: Collection[Path]) -> None:
+    """Apply a function to every path in parallel, as a file system syncs once for all that wait together."""
+    if len(paths) <= _MAX_WITHOUT_THREADS:
         for path in paths:
-            act(path)
+            function(path)
         return
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few commands write so many
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - few commands write that many
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(act, paths))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(function, paths))

@@ -1,4 +1,4 @@
-"""Locks between processes of this machine: flock on an open file, released when its holder ends in any way."""
+"""Locks between processes of this machine: flock on an open file, released however its holder ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import time
 from contextlib import suppress
 
-_PAUSE = 0.01
+_PAUSE_SECONDS = 0.01
 
 
 def lock(descriptor: int, *, seconds: float = 0.0) -> None:
@@ -25,13 +25,13 @@ def lock(descriptor: int, *, seconds: float = 0.0) -> None:
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise BlockingIOError(errno.EAGAIN, "another program holds its lock") from None
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE_SECONDS)
         else:
             return
 
 
 def unlock(descriptor: int) -> None:
-    """Close a file, and release its lock for a forked child too, which would hold it for as long as it runs."""
+    """Close a file and release its lock, which a forked child would otherwise hold until it ends."""
     # A file system without locks has none to release.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -42,7 +42,7 @@ def holders(descriptor: int) -> list[int]:
     """Return the processes that hold a lock on an open file, where the kernel lists them."""
     inode = str(os.fstat(descriptor).st_ino)
     try:
-        with open("/proc/locks", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - Path would only be loaded for it
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:  # noqa: PTH123 - pathlib loads slowly
             locks = [line.split() for line in file]
     except OSError:
         return []
@@ -53,14 +53,14 @@ def holders(descriptor: int) -> list[int]:
 
 def _has_open(pid: str, descriptor: int) -> bool:
     """Return whether a process has the same file open: inode numbers repeat across file systems."""
-    wanted = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     with suppress(OSError):
         names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 - as above
-        return any(_is_same(f"/proc/{pid}/fd/{name}", wanted) for name in names)
+        return any(_is_same(f"/proc/{pid}/fd/{name}", status) for name in names)
     return False
 
 
-def _is_same(path: str, wanted: os.stat_result) -> bool:
+def _is_same(path: str, status: os.stat_result) -> bool:
     with suppress(OSError):
-        return os.path.samestat(os.stat(path), wanted)  # noqa: PTH116 - as above
+        return os.path.samestat(os.stat(path), status)  # noqa: PTH116 - as above
     return False

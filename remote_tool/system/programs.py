@@ -1,4 +1,4 @@
-"""Run programs of this machine with a time limit; none outlives its call."""
+"""Run programs of this machine with a time limit; no program outlives its call."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A process waiting for a disk in the kernel dies only after the disk has answered.
+# A killed process that waits for a disk in the kernel ends only after the disk has answered.
 _LONGEST_END = 1.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProgramResult:
     """The result of a program.
 
     Attributes:
@@ -31,61 +31,57 @@ class Answer:
     errors: bytes = b""
 
 
-@dataclass(frozen=True)
-class Question:
-    """How to run a program.
-
-    Attributes:
-        seconds: Time limit.
-        env: Its environment; None: ours.
-        stdin: Its input, or the file with it.
-        output: The file for its stdout, in place of the answer.
-        with_errors: Whether the answer has its stderr.
-        most: Bytes of output after which the program is ended, which counts as status 0.
-    """
-
-    seconds: float
-    env: Mapping[str, str] | None = None
-    stdin: bytes | IO[bytes] = b""
-    output: IO[bytes] | None = None
-    with_errors: bool = False
-    most: int | None = None
-
-
-async def ask_program(question: Question, *command: str) -> Answer:
+async def run_program(
+    *command: str,
+    seconds: float,
+    env: Mapping[str, str] | None = None,
+    stdin: bytes | IO[bytes] = b"",
+    output: IO[bytes] | None = None,
+    with_errors: bool = False,
+    max_output: int | None = None,
+) -> ProgramResult:
     """Run a program and its children in their own session, which Ctrl-C does not reach.
+
+    Args:
+        command: The program and its arguments.
+        seconds: Time limit.
+        env: Its environment; None is ours.
+        stdin: Its input, or the file with it.
+        output: The file for its stdout, in place of the result.
+        with_errors: Whether the result has its stderr.
+        max_output: Bytes of output after which the program is ended; its status is 0 then.
 
     Raises:
         OSError: It cannot be started.
         TimeoutError: It took too long, and was ended.
     """
-    pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    given = question.stdin or nothing
-    text = given if isinstance(given, bytes) else None
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    source = stdin or null
+    data = source if isinstance(source, bytes) else None
     process = await asyncio.create_subprocess_exec(
         *command,
-        stdin=pipe if isinstance(given, bytes) else given,
-        stdout=pipe if question.output is None else question.output,
-        stderr=pipe if question.with_errors else nothing,
-        env=question.env,
+        stdin=pipe if isinstance(source, bytes) else source,
+        stdout=pipe if output is None else output,
+        stderr=pipe if with_errors else null,
+        env=env,
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(question.seconds):
-            if question.most is not None:
-                return await _first_bytes(process, question.most)
-            output, errors = await process.communicate(text)
+        async with asyncio.timeout(seconds):
+            if max_output is not None:
+                return await _first_bytes(process, max_output)
+            out, err = await process.communicate(data)
     finally:
         await _end(process)
-    return Answer(process.returncode or 0, output or b"", errors or b"")
+    return ProgramResult(process.returncode or 0, out or b"", err or b"")
 
 
-async def _first_bytes(process: asyncio.subprocess.Process, most: int) -> Answer:
+async def _first_bytes(process: asyncio.subprocess.Process, limit: int) -> ProgramResult:
     output = b""
     assert process.stdout is not None
-    while len(output) < most and (data := await process.stdout.read(most - len(output))):
+    while len(output) < limit and (data := await process.stdout.read(limit - len(output))):
         output += data
-    return Answer(0 if len(output) == most else await process.wait(), output)
+    return ProgramResult(0 if len(output) == limit else await process.wait(), output)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from remote_tool.protocol.limits import LONGEST_BRANCH
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
@@ -143,9 +143,9 @@ async def ask_git(
 ) -> bytes | None:
     """Return the first bytes of git's output, with more variables; None if it is missing or fails."""
     own = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    question = Question(seconds, {**own, **_QUIET, **(more or {})}, most=most)
+    env = {**own, **_QUIET, **(more or {})}
     try:
-        answer = await ask_program(question, "git", "-C", str(root), *_OPTIONS, *words)
+        answer = await run_program("git", "-C", str(root), *_OPTIONS, *words, seconds=seconds, env=env, max_output=most)
     except OSError:  # a timeout is one
         return None
     return answer.output if answer.status == 0 else None

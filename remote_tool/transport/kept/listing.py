@@ -8,7 +8,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 from remote_tool.transport.kept.folder import KeptFolder, private_folder
 from remote_tool.transport.kept.master import ANSWER_SECONDS, MasterClient, MasterError
 from remote_tool.transport.kept.record import read_record
@@ -48,7 +48,7 @@ async def _kill(folder: Path) -> bool:
     """Kill the masters of a folder that still run: they did not answer, and another may have replaced them."""
     pids: list[int] = []
     with suppress(OSError):
-        result = await ask_program(Question(seconds=LISTING_SECONDS), "ps", "-xww", "-o", "pid=", "-o", "args=")
+        result = await run_program("ps", "-xww", "-o", "pid=", "-o", "args=", seconds=LISTING_SECONDS)
         lines = result.output.decode(errors="surrogateescape").splitlines()
         pids = [int(line.split()[0]) for line in lines if f" -S {folder}/s" in line]
     for pid in pids:

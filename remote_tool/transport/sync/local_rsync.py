@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from remote_tool.errors import SyncError
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +135,7 @@ def unescape(name: bytes) -> bytes:
 
 async def _ask_version(program: str) -> bytes:
     try:
-        return (await ask_program(Question(VERSION_SECONDS), program, "--version")).output
+        return (await run_program(program, "--version", seconds=VERSION_SECONDS)).output
     except TimeoutError:
         raise SyncError(f"{program} --version gave no answer for {VERSION_SECONDS:.0f} s") from None
 

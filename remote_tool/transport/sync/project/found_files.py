@@ -11,7 +11,7 @@ import stat
 import sys
 from typing import TYPE_CHECKING
 
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 from remote_tool.transport.sync.blocks import Blocks
 from remote_tool.transport.sync.entries import SECOND, Seen
 from remote_tool.transport.sync.local_rsync import environment, scratch_file
@@ -89,9 +89,9 @@ async def find_files(root: Path, pruned: Iterable[bytes], seconds: float) -> Blo
     prune = ("-type", "d", "(", *[*names, *map(os.fsdecode, paths)][1:], ")", "-prune")
     print_all = ("-type", "d", "-printf", _FOLDER, "-o", "-type", "l", "-printf", _LINK, "-o", "-printf", _OTHER)
     with scratch_file() as out:
-        question = Question(seconds, environment(), output=out, with_errors=True)
+        command = ("find", str(root), "-mindepth", "1", *prune, "-o", *print_all)
         try:
-            answer = await ask_program(question, "find", str(root), "-mindepth", "1", *prune, "-o", *print_all)
+            answer = await run_program(*command, seconds=seconds, env=environment(), output=out, with_errors=True)
         except (OSError, TimeoutError):
             return None
         return None if answer.status or answer.errors else Blocks(out.fileno(), END)

@@ -7,7 +7,7 @@ import os
 import tempfile
 from typing import IO, TYPE_CHECKING
 
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 from remote_tool.transport.sync.local_rsync import environment, scratch_file
 from remote_tool.transport.sync.project.found_files import END, name_of
 from remote_tool.transport.sync.secrets import WORDS, may_be_key
@@ -33,9 +33,9 @@ async def find_suspects(root: Path, found: Blocks) -> list[bytes]:
         await asyncio.to_thread(_write_names, names, found)
         names.write(os.fsencode(proof.name) + b"\0")
         names.seek(0)
-        question = Question(_SEARCH_SECONDS, environment(), stdin=names)
         try:
-            answer = await ask_program(question, "sh", "-c", _SCRIPT, "sh", str(root), _WORDS)
+            script = ("sh", "-c", _SCRIPT, "sh", str(root), _WORDS)
+            answer = await run_program(*script, seconds=_SEARCH_SECONDS, env=environment(), stdin=names)
         except (OSError, TimeoutError):
             return [*_candidates(found)]
         hits = set(answer.output.split(b"\0")) - {b""}

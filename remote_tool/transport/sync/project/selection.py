@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from remote_tool.errors import SyncError
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 from remote_tool.transport.sync.blocks import Blocks
 from remote_tool.transport.sync.local_rsync import environment, scratch_file, unescape
 from remote_tool.transport.sync.project.filter_rules import joined, literal
@@ -107,10 +107,11 @@ async def _list(rsync: LocalRsync, root: Path, rules: bytes, out: IO[bytes]) -> 
     """Write what rsync would send to an empty folder, and return its stderr."""
     nowhere = os.path.join(tempfile.gettempdir(), f"remote-tool-{secrets.token_hex(8)}")
     # The trailing slash sends the folder's contents; the destination does not exist, and -n never creates it.
-    question = Question(LISTING_SECONDS, environment(), stdin=rules, output=out, with_errors=True)
     command = (rsync.program, "-rln", "-0", "--exclude-from=-", *rsync.item_options, f"{root}/", f"{nowhere}/")
     try:
-        answer = await ask_program(question, *command)
+        answer = await run_program(
+            *command, seconds=LISTING_SECONDS, env=environment(), stdin=rules, output=out, with_errors=True
+        )
     except TimeoutError:
         raise SyncError(f"Listing {root} took longer than {LISTING_SECONDS:.0f} s") from None
     if answer.status not in {0, *VANISHED_HERE}:
