@@ -23,16 +23,16 @@ class Activation:
     """A finished environment.
 
     Attributes:
-        kind: The tool that created it.
+        kind: The kind, as in configs.yaml.
         prefix: Its folder, absolute.
         python: Its interpreter, absolute.
         version: The interpreter's version, like ``3.11.7``.
         channels: Conda's channels; empty for the other kinds.
-        requested_prefix: The existing prefix as configured.
+        requested_prefix: The prefix of ``existing:`` in configs.yaml.
         tool: The conda that created it; empty for the other kinds.
-        variables: Variables that activation sets.
-        unset: Variables that activation removes.
-        path: The folders that come first on PATH.
+        variables: The variables that activation sets.
+        unset: The variables that activation removes.
+        path: The folders that activation puts first on PATH.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Activation:
 
     @classmethod
     def parse(cls, text: str) -> Activation | None:
-        """Read the record; None if it is invalid: an environment without a valid record is not finished."""
+        """Parse the record; None if it is invalid, so that the environment counts as unfinished."""
         try:
             record = json.loads(text)
             if record["schema"] != SCHEMA:
@@ -75,7 +75,7 @@ class Activation:
 
 
 def requested_spec(config: Config) -> dict[str, object]:
-    """Return the part of the configuration that is recorded with a finished environment, as JSON."""
+    """Return the settings that are recorded with a finished environment, and compared later."""
     environment = config.environment
     is_existing = environment.kind is EnvironmentKind.EXISTING
     return {
@@ -89,7 +89,7 @@ def capture_script(config: Config, prefix: str, *, tool: str = "", python: str =
 
     Args:
         config: The requested environment, and the folders.
-        prefix: The environment's: absolute, with ``~``, or relative to ``$HOME``.
+        prefix: Its folder: absolute, with ``~``, or relative to ``$HOME``.
         tool: The conda that created it.
         python: Its interpreter, absolute; empty: ``bin/python``, or ``bin/python3``.
     """
@@ -103,9 +103,9 @@ def capture_script(config: Config, prefix: str, *, tool: str = "", python: str =
         "wish": requested_spec(config),
     }
     program = Path(__file__).with_name("capture_activation.py").read_text(encoding="utf-8")
-    likely = shlex.quote(python) if python else f"{shell_path(prefix)}/bin/python"
+    interpreter = shlex.quote(python) if python else f"{shell_path(prefix)}/bin/python"
     return (
-        f'python={likely}; [ -x "$python" ] || python="$python"3\n'
+        f'python={interpreter}; [ -x "$python" ] || python="$python"3\n'
         f"request={shlex.quote(json.dumps(request))}\n"
         f'"$python" -I -S - "$request" <<\'END_OF_CAPTURE\' || exit\n{program}\nEND_OF_CAPTURE\n'
     )

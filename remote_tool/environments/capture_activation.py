@@ -1,7 +1,7 @@
 """Record how to activate a prefix; runs on the server with the environment's own interpreter.
 
-Standard library of Python 3.8 only: it is sent as text. The record is written last, so its existence means that the
-environment is finished.
+The module is sent as text, and has only the standard library of Python 3.8. The record is written last, so its
+existence means that the environment is finished.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Variables that a shell sets for itself, not part of an activation.
+# Variables that a shell sets for itself.
 SHELL_OWN = {"_", "SHLVL", "PWD", "OLDPWD", "PS1", "PATH", "BASHOPTS", "SHELLOPTS"}
 UNSET_IN_CONDA = "***unset***"
 
-# The scripts may print; the answer goes to the original stdout.
+# The scripts may print, so only the answer goes to the original stdout.
 SOURCE_ALL = """
 exec 3>&1 1>&2
 for script in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do
@@ -32,7 +32,7 @@ DUMP = "import json, os; print(json.dumps(dict(os.environ)))"
 
 def capture(request: dict[str, Any]) -> dict[str, Any]:
     """Return the record of an environment."""
-    # Configured variables come with each command, and must not be recorded.
+    # The user's variables come with each command, and are not part of the environment.
     for name in os.environ.pop("REMOTE_TOOL_USERS_VARIABLES", "").split():
         os.environ.pop(name, None)
     prefix = request["prefix"]
@@ -67,13 +67,13 @@ def home() -> Path:
 
 
 def of_conda(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return the changes of ``conda activate``: its own variables, the user's, and variables of package scripts."""
+    """Return the changes of ``conda activate``: variables, removed variables, and folders on PATH."""
     before = {name: value for name, value in os.environ.items() if not name.startswith(("CONDA_", "_CE_"))}
     own = {"CONDA_PREFIX": str(folder), "CONDA_DEFAULT_ENV": str(folder), "CONDA_SHLVL": "1"}
     own.update(users_variables(folder))
     path = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
     after = source_scripts(folder, {**before, **own, "PATH": path})
-    # A function exported by a script is a variable with a name that only bash accepts.
+    # The names of exported functions are accepted by bash only.
     changed = {
         name: value
         for name, value in after.items()
@@ -86,7 +86,7 @@ def of_conda(folder: Path) -> tuple[dict[str, str], list[str], list[str]]:
 
 
 def path_of_conda(folder: Path, tool: str) -> list[str]:
-    """Return the folder that ``conda init`` adds to PATH: of the conda that created or contains the prefix."""
+    """Return the folder that ``conda init`` adds to PATH, of the conda that created or contains the prefix."""
     bases = ([Path(tool).parents[1]] if tool else []) + [folder, *folder.resolve().parents[:2]]
     return [str(base / "condabin") for base in bases if (base / "condabin" / "conda").exists()][:1]
 
@@ -101,7 +101,7 @@ def users_variables(folder: Path) -> dict[str, str]:
 
 
 def source_scripts(folder: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment after the packages' scripts, many of which need bash."""
+    """Run the activation scripts of packages, many of which need bash, and return the environment after them."""
     if not any((folder / "etc" / "conda" / "activate.d").glob("*.sh")):
         return environment
     process = subprocess.run(
@@ -126,13 +126,13 @@ def write(record: dict[str, Any], scripts: Path) -> None:
         link.unlink()
     link.symlink_to(record["python"])
     link.replace(scripts / "python")
-    fresh = scripts / "activation.json.new"
-    with fresh.open("w", encoding="utf-8") as file:
+    temporary = scripts / "activation.json.new"
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump(record, file, indent=1)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-    fresh.replace(scripts / "activation.json")
+    temporary.replace(scripts / "activation.json")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Choose the kind that plans a server's environment, check whether it exists, and check common requirements."""
+"""Plan the configured environment of a server, and check its requirements."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from remote_tool.environments.activation import requested_spec
+from remote_tool.environments.facts import is_too_old, version_matches
 from remote_tool.environments.plan import EnvironmentRequest
 from remote_tool.environments.system_packages import install_command
-from remote_tool.environments.version import is_too_old, version_matches
 from remote_tool.errors import EnvironmentSetupError
 
 if TYPE_CHECKING:
@@ -42,41 +42,41 @@ def plan_environment(config: Config, facts: ServerFacts, *, force: bool = False)
 
 
 def is_fulfilled(config: Config, facts: ServerFacts) -> bool:
-    """Return whether the server has a finished, working environment that matches the request.
+    """Return whether the server has a finished, working environment that matches the configuration.
 
-    Without ``python:`` any version of the same kind matches: otherwise two people with different versions would undo
-    each other's work.
+    Without ``python:``, any version matches: otherwise two users with different default versions would rebuild each
+    other's environment.
     """
     activation = facts.activation
     if activation is None or facts.environment_python != activation.version:
         return False
     requested = requested_spec(config)
-    same = (activation.kind, list(activation.channels), activation.requested_prefix) == (
+    is_same_kind = (activation.kind, list(activation.channels), activation.requested_prefix) == (
         config.environment.kind.value,
         requested["channels"],
         requested["prefix"],
     )
-    return same and (config.python is None or version_matches(activation.version, config.python))
+    return is_same_kind and (config.python is None or version_matches(activation.version, config.python))
 
 
 def require_own_folders(facts: ServerFacts) -> None:
-    """Refuse folders that others could tamper with.
+    """Refuse folders that another user could change.
 
     Raises:
         EnvironmentSetupError: The project folder or one of ours is not a plain folder of this user.
     """
-    for bad in facts.bad_folders:
-        reason, _, path = bad.partition(":")
-        what, hint = _BAD_FOLDERS[reason]
+    for folder in facts.bad_folders:
+        reason, _, path = folder.partition(":")
+        problem, hint = _BAD_FOLDERS[reason]
         raise EnvironmentSetupError(
-            f"~/{path} on {facts.server} {what}",
+            f"~/{path} on {facts.server} {problem}",
             hint=hint.format(server=facts.server, path=path),
             server=facts.server,
         )
 
 
 def require_rsync(facts: ServerFacts) -> None:
-    """Refuse a server without rsync before any slow step.
+    """Refuse a server without rsync.
 
     Raises:
         EnvironmentSetupError: rsync is missing; the hint is the command that installs it.

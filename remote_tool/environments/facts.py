@@ -1,4 +1,4 @@
-"""The facts about a server, collected in one round trip: one script for any POSIX shell, one strict answer."""
+"""The facts about a server, from one round trip: a script for any POSIX shell, and a strict parser of its answer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from remote_tool.environments.activation import Activation
 from remote_tool.environments.step import SEARCH_PATH
-from remote_tool.environments.version import version_matches
 from remote_tool.errors import EnvironmentSetupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from remote_tool.config.model import Config
+
+# The supervisor runs on the environment's Python.
+OLDEST_PYTHON = (3, 8)
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Interpreter:
 
     Attributes:
         path: Its path.
-        version: The version it reports, like ``3.11.2``.
+        version: The version that it reports, like ``3.11.2``.
         makes_environments: Whether both ``venv`` and ``ensurepip`` exist; Debian packages them separately.
     """
 
@@ -31,9 +33,9 @@ class Interpreter:
     version: str
     makes_environments: bool
 
-    def is_version(self, wanted: str) -> bool:
-        """Return whether ``3.11`` or ``3.11.2`` matches this one."""
-        return version_matches(self.version, wanted)
+    def is_version(self, requested: str) -> bool:
+        """Return whether a version matches a request like ``3.11`` or ``3.11.2``."""
+        return version_matches(self.version, requested)
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,23 @@ class ServerFacts:
         libc: ``glibc`` or ``musl``.
         free_kilobytes: Space available to us on the disk of ``$HOME``; None if unknown.
         total_kilobytes: The disk's size; None if unknown.
-        probed: Whether pythons and condas were searched for: not if our environment works.
-        pythons: Those on the PATH, newest first.
+        probed: Whether the script searched for pythons and condas, as no environment works.
+        pythons: The Pythons on the PATH, newest first.
         condas: Conda programs, by path, in order of preference.
         uv: Path of uv; empty without one.
         rsync: Path of rsync; empty without one.
-        rsync_version: The first line of ``rsync --version``; empty if only prepare asks.
+        rsync_version: The first line of ``rsync --version``, only for checks.
         activation: The record of a finished setup; None if missing or unreadable.
         environment_python: The current version of the environment's interpreter; empty if it does not start.
         existing: The interpreter of the configured existing prefix.
         packages: The fingerprint of the installed packages.
         sync_state: The record of the last sync.
-        workspaces: Which workspaces have sent the project: lines of :mod:`transport.sync.project.workspace`.
-        sent_sha256: Hash of our list of sent files; empty without one, or without ``compare``.
-        has_supervisor: Whether this version's folder exists.
-        folders: Facts for detecting a shared folder: inode, file system and boot of the
-            home, then of each existing folder down to the project's.
-        bad_folders: ``why:path`` for folders of ours that must not be used.
+        workspaces: The workspaces that have sent the project: lines of :mod:`transport.sync.project.workspace`.
+        sent_sha256: Hash of the list of sent files; empty without a list or ``compare``.
+        has_supervisor: Whether this version of the agent is installed.
+        folders: Inode, file system and boot of the home and of each existing folder down to the project's, which show
+            whether servers share it.
+        bad_folders: ``reason:path`` for folders of ours that must not be used.
     """
 
     server: str
@@ -107,10 +109,10 @@ def facts_script(
 
     Args:
         config: Has the folders, and an existing prefix.
-        supervisor_version: Names the agent's folder.
-        probe: Search for pythons and condas even if our environment works.
-        look_only: Do not change permissions of our folders, and add the facts for checks.
-        compare: Add the facts that show whether two servers see the same folder content.
+        supervisor_version: The version in the name of the agent's folder.
+        probe: Search for pythons and condas even if an environment works.
+        look_only: Leave the permissions of folders as they are, and add the facts for checks.
+        compare: Add the hash of the list of sent files, to compare servers.
     """
     environment, remote = config.environment, config.remote
     values = {
@@ -142,8 +144,8 @@ def parse_facts(server: str, answer: bytes) -> ServerFacts:
     """
     records = _records(answer)
     if records is None:
-        shown = answer[:200].decode(errors="replace")
-        raise EnvironmentSetupError(f"{server} sent an unexpected answer about its state: {shown!r}", server=server)
+        beginning = answer[:200].decode(errors="replace")
+        raise EnvironmentSetupError(f"{server} sent an unexpected answer about its state: {beginning!r}", server=server)
     single = {key: values[-1] for key, values in records.items()}
     try:
         return _facts(server, records, single)
@@ -202,9 +204,9 @@ def _facts(server: str, records: Mapping[str, list[str]], single: Mapping[str, s
 def _ends_sessions(logind: str, username: str) -> bool:
     """Parse KillUserProcesses and its exceptions in logind.conf(5)."""
     settings = dict(line.split("=", 1) for line in logind.splitlines() if "=" in line)
-    only, excluded = (settings.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
-    is_listed = username in only if only else username not in excluded
-    return settings.get("KillUserProcesses") == "yes" and is_listed
+    included, excluded = (settings.get(name, "").split() for name in ("KillOnlyUsers", "KillExcludeUsers"))
+    is_affected = username in included if included else username not in excluded
+    return settings.get("KillUserProcesses") == "yes" and is_affected
 
 
 def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
@@ -213,19 +215,29 @@ def _interpreters(lines: Iterable[str]) -> Iterable[Interpreter]:
         yield Interpreter(path, version, makes_environments == "1")
 
 
-# Names below are set by facts_script. Values may contain anything but NUL, so a record ends with NUL.
-# `-O` and `-ef` are not in POSIX, but dash, busybox, bash, ksh and zsh have them. It runs at each prepare: shell
-# built-ins save starting programs, at a millisecond each.
+def version_matches(version: str, requested: str) -> bool:
+    """Return whether a version matches a request, which may be partial: 3.11.2 matches 3.11, but not 3.1."""
+    return version.split(".")[: requested.count(".") + 1] == requested.split(".")
+
+
+def is_too_old(version: str) -> bool:
+    """Return whether a Python is too old for the supervisor."""
+    return tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTHON
+
+
+# facts_script sets the variables. Values may contain anything but NUL, so a record ends with NUL. `-O` and `-ef` are
+# not in POSIX, but dash, busybox, bash, ksh and zsh have them. The script runs at each prepare: shell built-ins save
+# the start of programs, a millisecond each.
 _SCRIPT = r"""
-tell() { printf '%s=%s\0' "$1" "$2"; }
+report() { printf '%s=%s\0' "$1" "$2"; }
 content() { [ -f "$1" ] && head -c 1000000 "$1"; }
 # The first line of a file, in $line.
 line_of() { line=; { IFS= read -r line < "$1"; } 2>/dev/null; }
 
 check_folder() {
-    if [ -L "$1" ] && [ "$2" = ours ]; then tell bad_folder "link:$1"
-    elif [ -e "$1" ] && [ ! -d "$1" ]; then tell bad_folder "file:$1"
-    elif [ -d "$1" ] && [ ! -O "$1" ]; then tell bad_folder "owner:$1"
+    if [ -L "$1" ] && [ "$2" = ours ]; then report bad_folder "link:$1"
+    elif [ -e "$1" ] && [ ! -d "$1" ]; then report bad_folder "file:$1"
+    elif [ -d "$1" ] && [ ! -O "$1" ]; then report bad_folder "owner:$1"
     elif [ -d "$1" ] && [ -z "$look_only" ]; then chmod "$3" "$1"
     fi
 }
@@ -245,10 +257,10 @@ makes = all(os.path.isfile(os.path.join(library, name, "__init__.py")) for name 
 print("%d.%d.%d" % sys.version_info[:3], int(makes))
 '
 
-# The interpreter's own word, or nothing: a link to nowhere, a wrapper that asks, a Python 2.
+# Prints nothing for a broken link, a wrapper that asks questions, or a Python 2.
 interpreter() {
-    said=$("$1" -I -S -c "$describe" 2>/dev/null </dev/null) || return 1
-    case $said in [0-9]*.[0-9]*.[0-9]*' '[01]) printf '%s %s' "$said" "$1" ;; *) return 1 ;; esac
+    answer=$("$1" -I -S -c "$describe" 2>/dev/null </dev/null) || return 1
+    case $answer in [0-9]*.[0-9]*.[0-9]*' '[01]) printf '%s %s' "$answer" "$1" ;; *) return 1 ;; esac
 }
 
 find_pythons() {
@@ -258,18 +270,18 @@ find_pythons() {
         real=$(readlink -f "$found" 2>/dev/null || printf %s "$found")
         case $seen in *" $real "*) continue ;; esac
         seen="$seen$real "
-        line=$(interpreter "$found") && tell interpreter "$line"
+        line=$(interpreter "$found") && report interpreter "$line"
     done
 }
 
-# conda init makes a shell function of conda, and CONDA_EXE then names the program. It does so in .bashrc, which on
-# Debian returns at once in a shell that is not interactive. An interactive shell ignores SIGTERM, and a process that
-# its start-up files leave behind may hold the pipe.
+# `conda init` defines conda as a shell function, and CONDA_EXE as its program, in .bashrc, which on Debian returns at
+# once in a shell that is not interactive. An interactive shell ignores SIGTERM, and a process that its startup files
+# leave behind may hold the pipe.
 conda_of_shell() {
     found=$(exec 2>/dev/null; timeout -s KILL 5 "${SHELL:-/bin/sh}" "$@" -c \
         'exec /bin/sh -c '\''printf "\nremote-tool:%s\n" "${CONDA_EXE:-$(command -v conda)}"'\' \
         </dev/null | timeout -s KILL 6 sed -n '/^remote-tool:/{s///p;q;}')
-    case $found in /*) [ -x "$found" ] && tell conda "$found" ;; *) return 1 ;; esac
+    case $found in /*) [ -x "$found" ] && report conda "$found" ;; *) return 1 ;; esac
 }
 
 find_condas() {
@@ -281,32 +293,32 @@ find_condas() {
     any=
     for name in "$@" anaconda3 anaconda; do
         for base in "$HOME/$name" "/opt/$name"; do
-            [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && tell conda "$base/bin/conda" && any=yes
+            [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && report conda "$base/bin/conda" && any=yes
         done
     done
     base=/opt/conda
-    [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && tell conda "$base/bin/conda" && any=yes
+    [ -x "$base/bin/conda" ] && [ -x "$base/bin/python" ] && report conda "$base/bin/conda" && any=yes
     [ "$any" ] && return
     command -v timeout >/dev/null || return 0
     conda_of_shell -l || conda_of_shell -l -i || conda_of_shell -i
 }
 
-tell home "$HOME"
+report home "$HOME"
 uname=$(uname -sm)
-tell machine "${uname##* }"
-tell system "${uname% *}"
-tell uid "$(id -u)"
-tell username "$(id -un 2>/dev/null)"
+report machine "${uname##* }"
+report system "${uname% *}"
+report uid "$(id -u)"
+report username "$(id -un 2>/dev/null)"
 logind=$(command -v loginctl)
-# Without a bus the system's own has nobody to ask.
+# Without a bus, the loginctl of the system gets no answer.
 case $logind in /bin/* | /usr/bin/*) [ -e /run/dbus/system_bus_socket ] || logind= ;; esac
 if [ "$logind" ] && command -v timeout >/dev/null; then
-    tell logind "$(timeout 3 loginctl show-user -p KillUserProcesses -p KillOnlyUsers -p KillExcludeUsers 2>/dev/null \
-        </dev/null)"
+    report logind "$(timeout 3 loginctl show-user -p KillUserProcesses -p KillOnlyUsers -p KillExcludeUsers \
+        2>/dev/null </dev/null)"
 fi
-tell distribution "$( (. /etc/os-release && printf '%s %s' "$ID" "$ID_LIKE") 2>/dev/null)"
+report distribution "$( (. /etc/os-release && printf '%s %s' "$ID" "$ID_LIKE") 2>/dev/null)"
 libc=glibc; for loader in /lib/ld-musl-*; do [ -e "$loader" ] && libc=musl; done
-tell libc "$libc"
+report libc "$libc"
 kind= free= total=
 if disk=$(stat -f -c '%a %S %b %T' . 2>/dev/null); then
     set -- $disk
@@ -317,11 +329,11 @@ else
     disk=$(df -Pk . 2>/dev/null | { read -r _; read -r _ total _ free _; printf '%s %s' "$free" "$total"; })
     free=${disk% *} total=${disk#* }
 fi
-case $total in *[!0-9]*) ;; *) tell total "$total" ;; esac
-case $free in *[!0-9]*) ;; *) tell free "$free" ;; esac
+case $total in *[!0-9]*) ;; *) report total "$total" ;; esac
+case $free in *[!0-9]*) ;; *) report free "$free" ;; esac
 
-# Any of the folders down to the project's may be on a network disk, or a link to one.
-tell_folders() {
+# Every folder down to the project's may be on a network disk, or a link to one.
+report_folders() {
     below=. rest=$project
     set -- .
     while [ "$rest" ]; do
@@ -333,39 +345,39 @@ tell_folders() {
     stat -L -c '%d %i' "$@" 2>/dev/null | while read -r disk inode; do
         home_disk=${home_disk:-$disk} own=$kind
         [ "$disk" = "$home_disk" ] || own=$(stat -f -c %T "$1" 2>/dev/null)
-        tell folder "$inode|$own|$line"
+        report folder "$inode|$own|$line"
         shift
     done
 }
 line_of /proc/sys/kernel/random/boot_id
-tell_folders
+report_folders
 
 check_folder "$project" theirs o-w
 check_folder "$scripts" ours 700
 
-tell activation "$(content "$activation")"
+report activation "$(content "$activation")"
 running=$(interpreter "$python")
-tell environment_python "${running%% *}"
-line_of "$packages"; tell packages "$line"
-line_of "$sync"; tell sync "$line"
+report environment_python "${running%% *}"
+line_of "$packages"; report packages "$line"
+line_of "$sync"; report sync "$line"
 if [ -e "$workspaces" ]; then
-    while IFS= read -r line; do tell workspace "$line"; done < "$workspaces"
+    while IFS= read -r line; do report workspace "$line"; done < "$workspaces"
 elif [ "$line" ]; then
-    line_of "$owner"; tell workspace "unknown ${line#* }"
+    line_of "$owner"; report workspace "unknown ${line#* }"
 fi
-[ -z "$compare" ] || tell sent "$(hash_of "$sent")"
-[ -d "$supervisor" ] && tell supervisor yes
+[ -z "$compare" ] || report sent "$(hash_of "$sent")"
+[ -d "$supervisor" ] && report supervisor yes
 
 uv=
 for candidate in "$(command -v uv)" "$scripts/tools/bin/uv"; do
     [ -x "$candidate" ] && uv=$candidate && break
 done
-case $uv in '' | /*) tell uv "$uv" ;; *) tell uv "$HOME/$uv" ;; esac
+case $uv in '' | /*) report uv "$uv" ;; *) report uv "$HOME/$uv" ;; esac
 for candidate in "$(command -v rsync)" /opt/homebrew/bin/rsync "$HOME"/miniconda3/bin/rsync \
     "$HOME"/miniforge3/bin/rsync "$scripts/environment/bin/rsync"; do
     [ -x "$candidate" ] || continue
-    tell rsync "$candidate"
-    [ -z "$look_only" ] || tell rsync_version "$("$candidate" --version 2>/dev/null | head -n 1)"
+    report rsync "$candidate"
+    [ -z "$look_only" ] || report rsync_version "$("$candidate" --version 2>/dev/null | head -n 1)"
     break
 done
 
@@ -376,15 +388,15 @@ if [ "$existing" ]; then
             line="${running% "$python"} $existing/bin/$name"
         else
             line=$(interpreter "$existing/bin/$name")
-        fi && tell existing "$line" && break
+        fi && report existing "$line" && break
     done
 fi
 if [ -z "$running" ] || [ "$probe" ]; then
     find_pythons
     find_condas
-    tell probed yes
+    report probed yes
 else
-    tell probed no
+    report probed no
 fi
 printf 'end=\0'
 """

@@ -1,4 +1,4 @@
-"""The conda installers: exact versions, each with a SHA-256 that is verified before anything is executed."""
+"""The conda installers: exact versions, each with a SHA-256 that is verified before it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Relative to $HOME of the server.
 REMOTE_CACHE = ".cache/remote_tool"
-# The download step's status when the server could not get the file; it can then be sent from here.
+# The exit status of a download that failed on the server; then this machine sends the file.
 NOT_DOWNLOADED = 75
 DOWNLOAD_TIMEOUT = 1800.0
 # Installers have up to 200 MiB.
@@ -52,7 +52,7 @@ class ChosenInstaller:
         name: Its file name.
         sha256: 64 hex digits, lower case.
         url: Its URL; empty for a local file.
-        key: The configs.yaml key that sets another one.
+        key: The key of configs.yaml that sets another one.
         file: A local file; None for a URL.
     """
 
@@ -64,7 +64,7 @@ class ChosenInstaller:
 
     @property
     def remote_path(self) -> str:
-        """Return its path on a server, relative to ``$HOME``; it differs for different content."""
+        """Return its path on a server, relative to ``$HOME``, with its checksum in the name."""
         return f"{REMOTE_CACHE}/{self.cache_name}"
 
     @property
@@ -99,8 +99,8 @@ def choose_installer(environment: Environment, facts: ServerFacts) -> ChosenInst
 
 
 def plan_download(installer: ChosenInstaller) -> Step:
-    """Plan to download an installer on the server; its status is NOT_DOWNLOADED if that fails."""
-    # Not in argv, which all users of the server can see: a URL may contain a password. The checksum makes a
+    """Plan to download an installer on the server; the exit status is NOT_DOWNLOADED if that fails."""
+    # A URL may contain a password, so it is not in argv, which all users of the server see. The checksum makes a
     # redirect harmless; https only keeps the download private.
     protocols = "=https" if installer.url.startswith("https:") else "=http,https"
     script = f"""
@@ -116,7 +116,7 @@ too_large={shlex.quote(too_large(installer))}
 
 
 def too_large(installer: ChosenInstaller) -> str:
-    """Return the message about a download that was ended for its size."""
+    """Return the message about a download that exceeds MOST_BYTES."""
     return f"{installer.name} is larger than {readable_size(MOST_BYTES)} and was not downloaded"
 
 
@@ -158,7 +158,7 @@ part=$file.$$.part
 trap 'rm -f "$part"' EXIT
 trap 'exit 143' TERM
 fetch() (
-    # For every program, and also where the server does not say the size; in blocks of 512 bytes.
+    # Limits every program, even if the server sends no size; in blocks of 512 bytes.
     ulimit -f "$((most_bytes / 512))" 2>/dev/null
     if command -v curl >/dev/null; then
         printf 'url = "%s"\n' "$url" | curl -K - -fsSL --proto "$protocols" --proto-redir "$protocols" \

@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from remote_tool.environments.activation import capture_script, shell_path
-from remote_tool.environments.package_files import Installer
+from remote_tool.environments.package_files import PackageInstaller
 from remote_tool.environments.step import Step
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.environments.activation import Activation
     from remote_tool.environments.facts import ServerFacts
-    from remote_tool.environments.package_files import Packages, Source
+    from remote_tool.environments.package_files import Packages, PackageSource
 
 PACKAGES_TIMEOUT = 2 * 3600.0
 OUTSIDE_HINT = "copy it into the project, or move .remote to the folder that contains both: that folder is sent"
@@ -26,22 +26,22 @@ OUTSIDE_HINT = "copy it into the project, or move .remote to the folder that con
 def fingerprint(packages: Packages, activation: Activation) -> str:
     """Return a hash that changes whenever the packages must be reinstalled."""
     extras = [source.extras for source in packages.sources if source.extras]
-    said = [packages.name, sorted(packages.digests.items()), activation.kind, activation.version]
-    said += [activation.prefix, *extras]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    parts = [packages.name, sorted(packages.digests.items()), activation.kind, activation.version]
+    parts += [activation.prefix, *extras]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def plan_packages(
     config: Config, facts: ServerFacts, activation: Activation, packages: Packages, variables: Mapping[str, str]
 ) -> Step:
-    """Plan to install the packages; the fingerprint is written only after everything has succeeded.
+    """Plan to install the packages; the fingerprint is written only after all were installed.
 
     Args:
-        config: Has the folders, and conda's channels.
-        facts: Tell whether the server has uv.
+        config: Has the folders, and the channels for conda.
+        facts: Have the path of uv.
         activation: The environment.
         packages: The packages.
-        variables: For the installers, unless the user has set them.
+        variables: Variables for the installers, unless the user has set them.
     """
     exports = "".join(
         f'[ "${{{name}+set}}" ] || export {name}={shlex.quote(value)}\n' for name, value in variables.items()
@@ -79,34 +79,35 @@ def _not_sent(name: str, path: str) -> str:
 
 
 def _install(packages: Packages) -> str:
-    """Return the lines that install everything; pip gets all its sources at once, for a consistent resolution."""
-    lines = [line for source in packages.sources if (line := _line_of(source))]
-    words = [word for source in packages.sources if source.installer is Installer.PIP for word in _words_of(source)]
-    if words:
-        lines.append(shlex.join(["install", *words, *(["--require-hashes"] if packages.has_hashes else [])]))
-    helpers = {Installer.PIPENV: _PIPENV, Installer.UV: _UV, Installer.POETRY: _POETRY}
+    """Return the lines that install all sources; pip gets all its sources at once, for a consistent resolution."""
+    lines = [line for source in packages.sources if (line := _command_line(source))]
+    pip = [source for source in packages.sources if source.installer is PackageInstaller.PIP]
+    if pip:
+        arguments = [argument for source in pip for argument in _pip_arguments(source)]
+        lines.append(shlex.join(["install", *arguments, *(["--require-hashes"] if packages.has_hashes else [])]))
+    helpers = {PackageInstaller.PIPENV: _PIPENV, PackageInstaller.UV: _UV, PackageInstaller.POETRY: _POETRY}
     used = dict.fromkeys(source.installer for source in packages.sources)
     return "".join(helpers.get(installer, "") for installer in used) + "\n".join(lines)
 
 
-def _line_of(source: Source) -> str:
+def _command_line(source: PackageSource) -> str:
+    """Return the command for a source; empty for pip."""
     folder = shlex.quote(source.path)
-    if source.installer is Installer.CONDA:
+    if source.installer is PackageInstaller.CONDA:
         return f'CONDA_CHANNELS=${{CONDA_CHANNELS:-$channels}} "$conda" env update -q -p "$prefix" -f {folder} || exit'
-    if source.installer is Installer.PIPENV:
+    if source.installer is PackageInstaller.PIPENV:
         is_locked = "Pipfile.lock" in source.files
         return "run_pipenv sync --system" if is_locked else "run_pipenv install --system --skip-lock"
-    if source.installer is Installer.UV:
+    if source.installer is PackageInstaller.UV:
         return f"sync_with_uv --project {folder}" + "".join(f" --extra {shlex.quote(each)}" for each in source.extras)
-    if source.installer is Installer.POETRY:
+    if source.installer is PackageInstaller.POETRY:
         extras = "".join(f" --extras {shlex.quote(each)}" for each in source.extras)
-        otherwise = shlex.join(_words_of(source))
-        return f"install_with_poetry {shlex.quote(source.needs)} {shlex.quote(otherwise)} --directory {folder}{extras}"
+        fallback = shlex.join(_pip_arguments(source))
+        return f"install_with_poetry {shlex.quote(source.needs)} {shlex.quote(fallback)} --directory {folder}{extras}"
     return ""
 
 
-def _words_of(source: Source) -> list[str]:
-    """Return pip's arguments for a source."""
+def _pip_arguments(source: PackageSource) -> list[str]:
     if source.path.endswith((".txt", ".in")):
         return ["-r", source.path]
     extras = f"[{','.join(source.extras)}]" if source.extras else ""
@@ -115,7 +116,7 @@ def _words_of(source: Source) -> list[str]:
     return ["-e", (source.path if source.path == "." else f"./{source.path}") + extras]
 
 
-# The server's file would differ from the local one, and the fingerprint would vouch for missing packages.
+# If a file differed from the local one, the fingerprint would be wrong.
 _BEGIN = r"""
 different=$("$python" -I -c '
 import hashlib, json, sys
@@ -172,7 +173,7 @@ if ! [ -x "$program" ]; then
 fi
 """
 
-# uv does not create its own environment here, and keeps packages missing from the lock.
+# uv does not create an environment of its own here, and keeps packages that the lock does not have.
 _UV = r"""
 if [ -z "$uv" ]; then
     uv=$scripts/tools/bin/uv
@@ -183,10 +184,10 @@ sync_with_uv() {
 }
 """
 
-# Poetry uses the active environment; without Poetry, what a lock adds to pyproject.toml is lost.
+# Poetry uses the active environment; without Poetry, pip ignores the lock.
 _POETRY = r"""
 install_with_poetry() {
-    needed=$1 otherwise=$2
+    needed=$1 fallback=$2
     shift 2
     if poetry=$(command -v poetry); then
         VIRTUAL_ENV=$prefix "$poetry" install --no-interaction --no-ansi "$@" || exit
@@ -195,7 +196,7 @@ install_with_poetry() {
             "run pipx install poetry on the server, or name a requirements file under packages: in configs.yaml"
     else
         notice="ignoring poetry.lock: poetry is not installed on this server"
-        eval "install $otherwise"
+        eval "install $fallback"
     fi
 }
 """

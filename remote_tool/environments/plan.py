@@ -1,4 +1,4 @@
-"""An environment as data: the request to a kind, and the steps of its plan."""
+"""The request for an environment, and the plan that a kind makes of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnvironmentRequest:
-    """An environment for a server.
+    """A request for the environment of a server.
 
     Attributes:
         config: The server's configuration.

@@ -1,4 +1,4 @@
-"""A step of work on a server as data, and the frame that every step runs in."""
+"""A step of work on a server, and the frame around its script."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A script prints its reason on a line "refused: …", and advice on a line "hint: …".
+# The exit status of a script that prints a line "refused: REASON", and may print a line "hint: ADVICE".
 REFUSED = 65
-# Names of the variables that the user has set, which do not belong to an environment.
+# The names of the user's variables, which are not part of an environment.
 USERS_VARIABLES = "REMOTE_TOOL_USERS_VARIABLES"
 
-# The user's entries come first; the transport has added the system's folders.
+# The entries so far come first; the transport has added the folders of the system.
 SEARCH_PATH = 'PATH="${PATH:+$PATH:}$HOME/.local/bin:$HOME/.cargo/bin:/snap/bin"; export PATH'
 
 
@@ -23,11 +23,11 @@ class Step:
     """A step on a server.
 
     Attributes:
-        name: One word, shown to the user and part of the log's name.
-        title: Such as "Creating the environment"; the subject of error messages.
+        name: One word, for the user and the name of the log.
+        title: Text like "Creating the environment"; the subject of error messages.
         script: For ``/bin/sh``, run by :func:`guarded`.
         timeout: In seconds.
-        alone: Whether it excludes other such steps in the project's folder.
+        alone: Whether no other such step may run in the project at the same time.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Step:
 def guarded(step: Step, scripts_folder: str, variables: Mapping[str, str]) -> str:
     """Frame a step's script: it starts in ``$HOME``, locks the project if required, and ends with its client.
 
-    A step that outlived its client would write into the work of the next prepare, so the frame watches stdin:
-    its end kills the step and everything that it started.
+    A step that outlives its client would disturb the next prepare, so the frame watches stdin: its end kills the step
+    and all processes that it started.
 
     Args:
         step: The step.
-        scripts_folder: Ours on the server, relative to ``$HOME``.
-        variables: The user's variables for all commands; those that would mislead Python are left out.
+        scripts_folder: Our folder on the server, relative to ``$HOME``.
+        variables: The user's variables for all commands; variables that change how Python starts are unset.
     """
     # All our paths are relative to the home folder.
     exports = {name: f"export {name}={shlex.quote(value)}\n" for name, value in variables.items() if name != "HOME"}
@@ -60,10 +60,10 @@ def guarded(step: Step, scripts_folder: str, variables: Mapping[str, str]) -> st
     )
 
 
-# Where a startup file joins both outputs, the login shell's script has no standard error: people still need the errors.
+# If a startup file joins both outputs, the transport has closed standard error, but users need the errors.
 ERRORS_TOO = "if [ /dev/fd/2 -ef /dev/null ]; then exec 2>&1; fi"
 
-# flock frees the lock when its holder dies in any way; without flock, nothing is locked.
+# flock releases the lock however its holder ends; without flock, nothing is locked.
 # The script comes on stdin of its own shell, never in argv: it may contain a URL with a password.
 _FRAME = r"""
 cd "$HOME" || exit 90

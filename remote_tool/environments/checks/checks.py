@@ -1,15 +1,15 @@
-"""The checks of one server, each with a hint how to fix it: facts in, checks out."""
+"""The checks of one server: pure functions from its facts to results with hints."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from remote_tool.config.environment import EnvironmentKind
-from remote_tool.environments.checks.gpu_facts import GpuState
-from remote_tool.environments.checks.torch_version import parts_of
+from remote_tool.environments.checks.gpu_facts import NvidiaSmiStatus
 from remote_tool.environments.choice import is_fulfilled, plan_environment, require_own_folders
 from remote_tool.environments.system_packages import install_command
 from remote_tool.errors import EnvironmentSetupError
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from remote_tool.config.model import Config
-    from remote_tool.environments.checks.gpu_facts import GpuAnswer
+    from remote_tool.environments.checks.gpu_facts import GpuReport
     from remote_tool.environments.checks.machine import Machine
     from remote_tool.environments.facts import ServerFacts
 
-GIBI = MEBIBYTE  # in KiB, as the kernel counts
-LEAST_DISK, LITTLE_DISK = 1 * GIBI, 10 * GIBI
-LITTLE_SHARED_MEMORY = 1 * GIBI
+GIBIBYTE = MEBIBYTE  # in KiB, the unit of the kernel
+LEAST_DISK, LITTLE_DISK = 1 * GIBIBYTE, 10 * GIBIBYTE
+LITTLE_SHARED_MEMORY = 1 * GIBIBYTE
 FEW_OPEN_FILES = 1024
 BUSY_PERCENT = 10
-BEHIND = "not checked behind the launch command"
+NOT_CHECKED_BEHIND = "not checked behind the launch command"
 
 
 class Status(StrEnum):
-    """The result of a check: ``fail`` prevents training, ``warn`` may cause trouble, ``unknown`` was not checked."""
+    """The result of a check: ``fail`` prevents training, ``warn`` may do harm, ``unknown`` was not checked."""
 
     OK = "ok"
     WARN = "warn"
@@ -45,7 +45,7 @@ class Check:
     """One check and its result.
 
     Attributes:
-        name: One or two words, always the same.
+        name: One or two words.
         status: The result.
         value: The finding, in a few words.
         hint: The command that fixes it, or another remedy; empty if nothing needs fixing.
@@ -56,21 +56,21 @@ class Check:
     value: str
     hint: str = ""
 
-    def worse(self, status: Status, hint: str) -> Check:
-        """Return this check with another verdict."""
+    def with_status(self, status: Status, hint: str) -> Check:
+        """Return this check with another result and hint."""
         return replace(self, status=status, hint=hint)
 
 
 @dataclass(frozen=True)
 class ServerInspection:
-    """Everything known about a server.
+    """All that is known about a server.
 
     Attributes:
         config: The configuration of this server.
         facts: The facts that prepare collects.
         machine: The hardware and settings that matter for training.
         addresses: The host names under which servers are configured to reach each other.
-        rsync_here: The version of this machine's rsync; empty if there is none.
+        rsync_here: The version of rsync on this machine; empty without one.
     """
 
     config: Config
@@ -84,8 +84,8 @@ class ServerInspection:
         return self.facts.server
 
     @property
-    def is_behind(self) -> bool:
-        """Return whether jobs start behind a launch command or in a container, which is not checked."""
+    def is_behind_launch_command(self) -> bool:
+        """Return whether jobs start behind a launch command or in a container, where nothing is checked."""
         return self.config.environment.kind is EnvironmentKind.INSIDE
 
 
@@ -111,7 +111,7 @@ def check_server(server: ServerInspection) -> list[Check]:
 def _rsync(server: ServerInspection) -> Check:
     facts = server.facts
     if not facts.rsync:
-        return Check("rsync", Status.FAIL, "not installed", _typed_there(server, install_command(facts, "rsync")))
+        return Check("rsync", Status.FAIL, "not installed", _without_server(server, install_command(facts, "rsync")))
     words = facts.rsync_version.split()
     version = words[2] if len(words) > 2 and words[1] == "version" else ""  # noqa: PLR2004 - "rsync  version 3.2.7 …"
     version = "openrsync" if words[:1] == ["openrsync:"] else version
@@ -132,20 +132,20 @@ def _environment(server: ServerInspection) -> Check:
             return Check("environment", Status.OK, f"prepared ({config.environment.kind.value})")
         plan_environment(config, facts)
     except EnvironmentSetupError as error:
-        return Check("environment", Status.FAIL, error.message, _typed_there(server, error.hint) or prepare)
+        return Check("environment", Status.FAIL, error.message, _without_server(server, error.hint) or prepare)
     return Check("environment", Status.FAIL, "not prepared", prepare)
 
 
 def _python(server: ServerInspection) -> Check:
-    if server.is_behind:
-        return Check("python", Status.UNKNOWN, BEHIND)
+    if server.is_behind_launch_command:
+        return Check("python", Status.UNKNOWN, NOT_CHECKED_BEHIND)
     version = server.facts.environment_python
     return Check("python", Status.OK, version) if version else Check("python", Status.UNKNOWN, "not prepared")
 
 
 def _torch(server: ServerInspection) -> Check:
-    if server.is_behind:
-        return Check("torch", Status.UNKNOWN, BEHIND)
+    if server.is_behind_launch_command:
+        return Check("torch", Status.UNKNOWN, NOT_CHECKED_BEHIND)
     torch = server.machine.torch
     return Check("torch", Status.OK, torch.text if torch else "not installed")
 
@@ -159,21 +159,21 @@ def _nccl(machine: Machine) -> Iterator[Check]:
 def _gpus(server: ServerInspection) -> Iterator[Check]:
     gpus = server.machine.gpus
     yield _cards(gpus)
-    if gpus.state is GpuState.ANSWERED:
+    if gpus.state is NvidiaSmiStatus.ANSWERED:
         yield _use(gpus)
         yield Check("driver", Status.OK, gpus.driver)
         yield _cuda(server.machine)
 
 
-def _cards(gpus: GpuAnswer) -> Check:
+def _cards(gpus: GpuReport) -> Check:
     match gpus.state:
-        case GpuState.NONE:
+        case NvidiaSmiStatus.NONE:
             return Check("gpus", Status.OK, "none")
-        case GpuState.NO_DRIVER:
+        case NvidiaSmiStatus.NO_DRIVER:
             return Check("gpus", Status.FAIL, "GPU found, but no nvidia-smi", "install the NVIDIA driver")
-        case GpuState.SILENT:
+        case NvidiaSmiStatus.SILENT:
             return Check("gpus", Status.FAIL, "nvidia-smi does not answer", "sudo reboot")
-        case GpuState.FAILED:
+        case NvidiaSmiStatus.FAILED:
             return Check(
                 "gpus", Status.FAIL, f"nvidia-smi: {gpus.message}", "nvidia-smi; dmesg | grep -i -e NVRM -e Xid"
             )
@@ -188,7 +188,7 @@ def _cards(gpus: GpuAnswer) -> Check:
     return Check("gpus", Status.OK, text)
 
 
-def _use(gpus: GpuAnswer) -> Check:
+def _use(gpus: GpuReport) -> Check:
     loads = [gpu.load for gpu in gpus.gpus if gpu.load is not None]
     used = readable_size(sum(gpu.used or 0 for gpu in gpus.gpus) * MEBIBYTE)
     load = f"up to {max(loads)} % busy, " if loads else ""
@@ -196,15 +196,13 @@ def _use(gpus: GpuAnswer) -> Check:
     owners = ", ".join(f"{count} of {owner}" for owner, count in gpus.processes)
     text = f"{load}{used} used" + (f", processes: {owners}" if owners else "")
     is_busy = number or any(load > BUSY_PERCENT for load in loads)
-    return Check("gpu use", Status.WARN, text, "nvidia-smi; remote-tool job-list") if is_busy else _free(text)
-
-
-def _free(text: str) -> Check:
+    if is_busy:
+        return Check("gpu use", Status.WARN, text, "nvidia-smi; remote-tool job-list")
     return Check("gpu use", Status.OK, text)
 
 
 def _cuda(machine: Machine) -> Check:
-    """Compare the driver's CUDA with torch's; within a major version an old driver works."""
+    """Compare the CUDA of the driver with that of torch; within a major version, an older driver works."""
     driver, torch = machine.gpus.cuda, machine.torch
     if torch is None or not driver:
         return Check("cuda", Status.OK if driver else Status.UNKNOWN, f"up to {driver}" if driver else "unknown")
@@ -212,30 +210,30 @@ def _cuda(machine: Machine) -> Check:
         hint = "install a build of torch with CUDA: remote-tool update-packages"
         return Check("cuda", Status.FAIL, f"torch {torch.version} is built without CUDA", hint)
     text = f"driver supports {driver}, torch is built for {torch.cuda}"
-    supported, wanted = parts_of(driver), parts_of(torch.cuda)
+    supported, required = _version_numbers(driver), _version_numbers(torch.cuda)
     hint = f"update the driver, or use a build of torch for CUDA {driver} in requirements.txt"
-    if wanted[:1] > supported[:1]:
+    if required[:1] > supported[:1]:
         return Check("cuda", Status.FAIL, text, hint)
-    return Check("cuda", Status.WARN, text, hint) if wanted > supported else Check("cuda", Status.OK, text)
+    return Check("cuda", Status.WARN, text, hint) if required > supported else Check("cuda", Status.OK, text)
 
 
 def _disk(server: ServerInspection) -> Check:
     machine, home = server.machine, server.facts.free_kilobytes
     free = home if machine.disk_free_kilobytes is None else machine.disk_free_kilobytes
-    turning = [disk.name for disk in machine.disks if disk.turns]
-    where = ", ".join(disk.name for disk in machine.disks) or machine.disk_kind or "disk"
-    what = f"hard disk {', '.join(turning)}" if turning else where
+    hard_disks = [disk.name for disk in machine.disks if disk.is_rotational]
+    disks = ", ".join(disk.name for disk in machine.disks) or machine.disk_kind or "disk"
+    name = f"hard disk {', '.join(hard_disks)}" if hard_disks else disks
     if free is None:
-        return Check("disk", Status.UNKNOWN, what)
-    text = f"{readable_size(free * KIBIBYTE)} free, {what}"
+        return Check("disk", Status.UNKNOWN, name)
+    text = f"{readable_size(free * KIBIBYTE)} free, {name}"
     home = free if home is None else home
     if min(free, home) < LITTLE_DISK:
         status = Status.FAIL if min(free, home) < LEAST_DISK else Status.WARN
-        # If only one of them has little, they are on different disks.
+        # If only one has little space, they are on different disks.
         text += f"; {readable_size(home * KIBIBYTE)} free in ~" if free >= LITTLE_DISK else ""
         folder = f"~/{server.config.remote.project}/" if home >= LITTLE_DISK else "~"
         return Check("disk", status, text, f"du -xh {folder} | sort -h | tail")
-    if turning:
+    if hard_disks:
         return Check(
             "disk", Status.WARN, text, "reading data and writing checkpoints will be slow: use an SSD if there is one"
         )
@@ -279,7 +277,7 @@ def _open_files(machine: Machine) -> Check:
 
 
 def _logout(server: ServerInspection) -> Check:
-    """Check what systemd does to jobs when the connection ends."""
+    """Check whether systemd lets jobs run when the connection has ended."""
     user = server.facts.username
     if server.facts.ends_sessions:
         hint = f"add KillExcludeUsers={user} to /etc/systemd/logind.conf; sudo systemctl restart systemd-logind"
@@ -316,6 +314,11 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _typed_there(server: ServerInspection, hint: str) -> str:
-    """Remove the server's name: every hint of a check already has it."""
+def _without_server(server: ServerInspection, hint: str) -> str:
+    """Remove the server's name from a hint, as every check is shown with it."""
     return hint.removeprefix(f"on {server.name}: ")
+
+
+def _version_numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of ``12.4`` for comparison."""
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,6}", version)[:3])

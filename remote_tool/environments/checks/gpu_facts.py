@@ -1,4 +1,4 @@
-"""Parse nvidia-smi's output about a machine's GPUs defensively: it may hang, fail or print anything."""
+"""Parse the output of nvidia-smi, which may hang, fail or print anything."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _DRIVER = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
 _COLUMNS = 5
 
 
-class GpuState(StrEnum):
-    """The kind of nvidia-smi's answer."""
+class NvidiaSmiStatus(StrEnum):
+    """The result of nvidia-smi; ``none`` without a GPU, ``silent`` if it did not answer in time."""
 
     NONE = "none"
     NO_DRIVER = "no driver"
@@ -48,12 +48,12 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class GpuAnswer:
-    """Facts about a machine's GPUs.
+class GpuReport:
+    """The facts about a machine's GPUs.
 
     Attributes:
-        state: The kind of nvidia-smi's answer.
-        message: Its message, without an answer.
+        state: The result of nvidia-smi.
+        message: Its message, if it failed.
         gpus: In numerical order.
         driver: Its version, like ``550.54.15``.
         cuda: The newest CUDA that this driver supports, like ``12.4``; empty if not reported.
@@ -61,7 +61,7 @@ class GpuAnswer:
         processes: Number of GPU processes per user; ``?`` for unknown owners.
     """
 
-    state: GpuState = GpuState.NONE
+    state: NvidiaSmiStatus = NvidiaSmiStatus.NONE
     message: str = ""
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
@@ -70,21 +70,21 @@ class GpuAnswer:
     processes: tuple[tuple[str, int], ...] = ()
 
 
-def parse_gpus(single: Mapping[str, str], processes: Sequence[str]) -> GpuAnswer:
-    """Parse the records that begin with ``gpu``."""
+def parse_gpus(single: Mapping[str, str], processes: Sequence[str]) -> GpuReport:
+    """Parse the records with names that begin with ``gpu``."""
     if "gpus" not in single:
         return _without_answer(single)
     text, status = _split(single["gpus"])
     if status == KILLED:
-        return GpuAnswer(GpuState.SILENT)
+        return GpuReport(NvidiaSmiStatus.SILENT)
     rows = [_row(line) for line in text.splitlines() if line.strip()][:MOST_GPUS]
     gpus = [row for row in rows if row is not None]
     if status != 0 or not gpus or len(gpus) != len(rows):
-        return GpuAnswer(GpuState.FAILED, _first_line(text))
+        return GpuReport(NvidiaSmiStatus.FAILED, _first_line(text))
     owners = Counter(record.partition(" ")[2].strip()[:LONGEST_NAME] or "?" for record in processes)
     cuda = _CUDA.search(single.get("gpu_summary", ""))
-    return GpuAnswer(
-        GpuState.ANSWERED,
+    return GpuReport(
+        NvidiaSmiStatus.ANSWERED,
         gpus=tuple(gpu for gpu, _ in gpus),
         driver=gpus[0][1],
         cuda=cuda[1] if cuda else "",
@@ -93,21 +93,21 @@ def parse_gpus(single: Mapping[str, str], processes: Sequence[str]) -> GpuAnswer
     )
 
 
-def _without_answer(single: Mapping[str, str]) -> GpuAnswer:
+def _without_answer(single: Mapping[str, str]) -> GpuReport:
     """Distinguish a machine without GPUs from a timeout."""
     if "gpu_end" not in single:
-        return GpuAnswer(GpuState.SILENT)
-    return GpuAnswer(GpuState.NO_DRIVER if "gpu_without_driver" in single else GpuState.NONE)
+        return GpuReport(NvidiaSmiStatus.SILENT)
+    return GpuReport(NvidiaSmiStatus.NO_DRIVER if "gpu_without_driver" in single else NvidiaSmiStatus.NONE)
 
 
 def _split(record: str) -> tuple[str, int | None]:
-    """Return the output and the status; None if the output was too long for one."""
+    """Return the output and the status; None if the output was cut off before that."""
     found = _STATUS.search(record)
     return (record[: found.start()], int(found[1])) if found else (record, None)
 
 
 def _row(line: str) -> tuple[Gpu, str] | None:
-    """Parse a row of the list; a name may contain commas, later columns cannot."""
+    """Parse a row of the list into a GPU and its driver; only the first column, its name, may contain commas."""
     name, *numbers = line.rsplit(",", _COLUMNS - 1)
     if len(numbers) != _COLUMNS - 1 or not _DRIVER.fullmatch(numbers[-1].strip()):
         return None

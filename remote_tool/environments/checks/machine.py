@@ -1,7 +1,7 @@
-"""Facts about a machine that matter for training: a read-only script, and a parser for its answer.
+"""Facts about a machine that matter for training: a read-only script, and a parser of its answer.
 
-The script needs only a POSIX shell. It reports quick facts first and those that may hang last, so that a truncated
-answer is still useful.
+The script needs only a POSIX shell. It reports quick facts first, and facts that may hang last, so that a truncated
+answer is useful, too.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remote_tool.environments.checks.gpu_facts import GpuAnswer, parse_gpus
-from remote_tool.environments.checks.torch_version import TorchBuild, parse_torch
+from remote_tool.environments.checks.gpu_facts import GpuReport, parse_gpus
 from remote_tool.environments.step import SEARCH_PATH
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ LONGEST_TEXT = 200
 MOST_DISKS = 64
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _TIME = re.compile(r"([0-9]{9,12})(\.[0-9]{1,9})?")
-# Model names of virtual disks, which often report as rotational whatever is behind them.
+# Models of virtual disks, many of which say that they are rotational.
 _VIRTUAL = re.compile(r"virtual|qemu|vmware|persistent|amazon|msft|google", re.IGNORECASE)
 _VIRTUAL_NAMES = ("vd", "xvd")
 
@@ -36,11 +35,32 @@ class Disk:
 
     Attributes:
         name: The kernel's, like ``sda``.
-        turns: Whether it is rotational; unknown for a virtual disk.
+        is_rotational: Whether it is a hard disk; False for a virtual disk, as that is unknown.
     """
 
     name: str
-    turns: bool
+    is_rotational: bool
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """An installed torch.
+
+    Attributes:
+        version: Like ``2.5.1+cu124``.
+        cuda: The CUDA that it was built for, like ``12.4``; empty if built without.
+        hip: The same for ROCm.
+    """
+
+    version: str
+    cuda: str = ""
+    hip: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return the display text."""
+        built = f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.hip}" if self.hip else "no CUDA"
+        return f"{self.version} ({built})"
 
 
 @dataclass(frozen=True)
@@ -48,8 +68,8 @@ class Machine:
     """Facts about a machine; None and empty mean unknown.
 
     Attributes:
-        clock: Its time in seconds since the epoch when the script began.
-        clock_is_fine: Whether the clock has fractions of a second.
+        clock: Its time at the start of the script, in seconds since the epoch.
+        clock_has_fractions: Whether that time has fractions of a second.
         hostname: Its own hostname.
         cores: Number of cores available to us.
         memory_kilobytes: Total memory.
@@ -63,12 +83,12 @@ class Machine:
         names: Addresses by resolved host name, including its own.
         removes_shared_memory: Whether its systemd removes our shared memory upon logout.
         torch: The torch in the environment.
-        nccl: Its version; empty without one.
-        gpus: From nvidia-smi.
+        nccl: Its NCCL; empty without one.
+        gpus: The report of nvidia-smi.
     """
 
     clock: float | None = None
-    clock_is_fine: bool = False
+    clock_has_fractions: bool = False
     hostname: str = ""
     cores: int | None = None
     memory_kilobytes: int | None = None
@@ -83,7 +103,7 @@ class Machine:
     removes_shared_memory: bool = False
     torch: TorchBuild | None = None
     nccl: str = ""
-    gpus: GpuAnswer = field(default_factory=GpuAnswer)
+    gpus: GpuReport = field(default_factory=GpuReport)
 
 
 def machine_script(
@@ -94,7 +114,7 @@ def machine_script(
     gpu_seconds: float = GPU_SECONDS,
     devices: str = "/sys",
 ) -> str:
-    """Return a script that reports all facts about a machine, and those for prepare, in one round trip.
+    """Return a script that reports the facts about a machine and the facts for prepare, in one round trip.
 
     Args:
         config: Has the folders, and an existing prefix.
@@ -112,7 +132,7 @@ def machine_script(
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     words = " ".join(map(shlex.quote, names))
-    asked = f"look_up {words}" if words else ""
+    look_up = f"look_up {words}" if words else ""
     return "\n".join(
         [
             _BEGINNING,
@@ -121,7 +141,7 @@ def machine_script(
             *lines,
             BOUNDED,
             _MACHINE,
-            asked,
+            look_up,
             "printf 'facts_begin=\\0'",
             f"(\n{facts_script}\n)",
             "printf 'facts_end=\\0'",
@@ -132,27 +152,27 @@ def machine_script(
 
 
 def split_answer(answer: bytes) -> tuple[bytes, bytes]:
-    """Split the answer into parts for :func:`parse_machine` and for the facts; empty: missing."""
-    before, found, rest = answer.partition(b"facts_begin=\0")
-    facts, ended, after = rest.partition(b"facts_end=\0")
-    if not found or not ended:
+    """Split the answer into the part for :func:`parse_machine` and the facts, which are empty if incomplete."""
+    before, has_begun, rest = answer.partition(b"facts_begin=\0")
+    facts, has_ended, after = rest.partition(b"facts_end=\0")
+    if not has_begun or not has_ended:
         return before, b""
     return before + after, facts
 
 
 def parse_machine(answer: bytes) -> Machine:
-    """Parse the facts; truncated, missing or invalid ones are unknown."""
+    """Parse the facts; a truncated, missing or invalid fact is unknown."""
     records: dict[str, list[str]] = {}
     for record in answer.decode(errors="replace").split("\0")[:-1]:
-        key, found, value = record.partition("=")
-        if found:
+        key, separator, value = record.partition("=")
+        if separator:
             records.setdefault(key, []).append(value)
     single = {key: values[0] for key, values in records.items()}
     clock = _TIME.match(single.get("clock", ""))
     memory = dict(_memory(single.get("memory", "")))
     return Machine(
         clock=float(clock[0]) if clock else None,
-        clock_is_fine=bool(clock and clock[2]),
+        clock_has_fractions=bool(clock and clock[2]),
         hostname=_short(single.get("hostname", "")),
         cores=_number(single.get("cores", "")),
         memory_kilobytes=memory.get("MemTotal"),
@@ -190,23 +210,34 @@ def _disks(text: str) -> list[Disk]:
     disks = []
     for line in text.splitlines()[:MOST_DISKS]:
         name, _, rest = line.partition(" ")
-        turns, _, model = rest.partition(" ")
+        rotational, _, model = rest.partition(" ")
         is_virtual = name.startswith(_VIRTUAL_NAMES) or bool(_VIRTUAL.search(model))
-        disks.append(Disk(_short(name), turns == "1" and not is_virtual))
+        disks.append(Disk(_short(name), rotational == "1" and not is_virtual))
     return disks
 
 
 def _names(records: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
     """Parse records of a name and its addresses."""
-    found = [record.split()[:20] for record in records]
-    return [(words[0], tuple(dict.fromkeys(words[1:]))) for words in found if words]
+    lines = [record.split()[:20] for record in records]
+    return [(words[0], tuple(dict.fromkeys(words[1:]))) for words in lines if words]
 
 
 def _removes_shared_memory(single: Mapping[str, str]) -> bool:
     """Parse RemoveIPC of logind.conf(5): it exempts system users, and lingering users never log out."""
     uid = _number(single.get("machine_uid", ""))
-    is_person = uid is not None and uid >= 1000  # noqa: PLR2004 - login.defs(5) has it so, nearly everywhere
+    is_person = uid is not None and uid >= 1000  # noqa: PLR2004 - the usual UID_MIN of login.defs(5)
     return single.get("remove_ipc", "").strip() == "RemoveIPC=yes" and is_person and "linger" not in single
+
+
+def parse_torch(text: str) -> TorchBuild | None:
+    """Parse ``torch/version.py``, as an import of torch takes seconds; None without a version."""
+    version = _assigned_value("__version__", text)
+    return TorchBuild(version, _assigned_value("cuda", text), _assigned_value("hip", text)) if version else None
+
+
+def _assigned_value(name: str, text: str) -> str:
+    found = re.search(rf"^{name}\s*(?::[^=\n]{{0,100}})?=\s*['\"]([0-9A-Za-z.+_-]{{1,40}})['\"]", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _nccl(folder: str) -> str:
@@ -214,32 +245,32 @@ def _nccl(folder: str) -> str:
     return found[1] if found else ""
 
 
-# The clock comes first, as it is compared with the time of the request.
+# The clock comes first, as the client compares it with the time of the request.
 _BEGINNING = r"""
-tell() { printf '%s=%s\0' "$1" "$2"; }
-tell clock "$(date +%s.%N 2>/dev/null)"
+report() { printf '%s=%s\0' "$1" "$2"; }
+report clock "$(date +%s.%N 2>/dev/null)"
 """
 
-# A program that hangs in the kernel ends at no signal; then our client gives up, and has all other facts.
+# No signal ends a program that hangs in the kernel; then the client stops waiting, and has all other facts.
 BOUNDED = r"""
 bounded() {
     if command -v timeout >/dev/null; then timeout -s KILL "$@"; return; fi
     seconds=$1; shift
-    "$@" & asked=$!
-    (sleep "$seconds"; kill -KILL "$asked") >/dev/null 2>&1 & watch=$!
-    wait "$asked"; status=$?
+    "$@" & child=$!
+    (sleep "$seconds"; kill -KILL "$child") >/dev/null 2>&1 & watch=$!
+    wait "$child"; status=$?
     kill "$watch" 2>/dev/null
     return "$status"
 }
 """
 
-# Names below are set by machine_script. `ulimit -S` and `-H` are not in POSIX, but every current shell has them.
+# machine_script sets the variables. `ulimit -S` and `-H` are not in POSIX, but every current shell has them.
 _MACHINE = r"""
 free_on() {
     df -Pk "$1" 2>/dev/null | { read -r _; read -r _ _ _ free _ && printf %s "$free"; }
 }
 
-# One line for each disk below a block device: its name, whether it turns, its model. A mapped device has slaves.
+# One line for each disk below a block device: name, rotational, model. A mapped device has slaves.
 disks_below() (
     cd -P -- "$1" 2>/dev/null || exit
     has_slaves=
@@ -248,12 +279,12 @@ disks_below() (
     done
     [ "$has_slaves" ] && exit
     [ -e queue/rotational ] || cd -P ..
-    read -r turns 2>/dev/null < queue/rotational || exit
+    read -r rotational 2>/dev/null < queue/rotational || exit
     model=; [ -r device/model ] && read -r model < device/model
-    printf '%s %s %s\n' "${PWD##*/}" "$turns" "$model"
+    printf '%s %s %s\n' "${PWD##*/}" "$rotational" "$model"
 )
 
-# By the number of the device; file systems such as btrfs have one of their own, so by what df says.
+# Disks are found by the number of the device. File systems such as btrfs have a number of their own; df names a device.
 find_disks() {
     number=$(stat -L -c %d "$1" 2>/dev/null) || return
     major=$(((number >> 8) & 4095)) minor=$(((number & 255) | ((number >> 12) & 1048320)))
@@ -269,44 +300,44 @@ find_disks() {
 look_up() {
     command -v getent >/dev/null || return
     for name; do
-        tell name "$name $(bounded 5 getent ahosts "$name" 2>/dev/null </dev/null | while read -r address _; do
+        report name "$name $(bounded 5 getent ahosts "$name" 2>/dev/null </dev/null | while read -r address _; do
             printf '%s ' "$address"
         done)" &
     done
     wait
 }
 
-tell machine_uid "$(id -u)"
+report machine_uid "$(id -u)"
 name=$(hostname 2>/dev/null || uname -n)
-tell hostname "$name"
-tell cores "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null)"
-tell memory "$(grep -E '^Mem(Total|Available):' /proc/meminfo 2>/dev/null)"
-[ -d /dev/shm ] && tell shared_memory "$(free_on /dev/shm)"
-tell open_files "$(ulimit -Sn 2>/dev/null)"
-tell most_open_files "$(ulimit -Hn 2>/dev/null)"
+report hostname "$name"
+report cores "$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null)"
+report memory "$(grep -E '^Mem(Total|Available):' /proc/meminfo 2>/dev/null)"
+[ -d /dev/shm ] && report shared_memory "$(free_on /dev/shm)"
+report open_files "$(ulimit -Sn 2>/dev/null)"
+report most_open_files "$(ulimit -Hn 2>/dev/null)"
 if command -v loginctl >/dev/null; then
-    tell remove_ipc "$(bounded 3 loginctl show-user -p RemoveIPC 2>/dev/null </dev/null)"
-    [ -e "/var/lib/systemd/linger/$(id -un)" ] && tell linger yes
+    report remove_ipc "$(bounded 3 loginctl show-user -p RemoveIPC 2>/dev/null </dev/null)"
+    [ -e "/var/lib/systemd/linger/$(id -un)" ] && report linger yes
 fi
 
 place=$project; [ -d "$place" ] || place=.
-tell disk_kind "$(stat -f -c %T "$place" 2>/dev/null)"
-tell disk_free "$(free_on "$place")"
-tell disks "$(find_disks "$place")"
+report disk_kind "$(stat -f -c %T "$place" 2>/dev/null)"
+report disk_free "$(free_on "$place")"
+report disks "$(find_disks "$place")"
 
 case $existing in '~') existing=$HOME ;; '~/'*) existing=$HOME/${existing#??} ;; esac
 prefix=$(readlink "$scripts/python") && prefix=${prefix%/bin/*} || prefix=$existing
 for site in "$prefix"/lib/python3*/site-packages "$prefix"/lib/python3*/dist-packages; do
     [ -f "$site/torch/version.py" ] || continue
-    tell torch "$(head -c 10000 "$site/torch/version.py")"
-    for nccl in "$site"/nvidia_nccl_*.dist-info; do [ -d "$nccl" ] && tell nccl "${nccl##*/}"; done
+    report torch "$(head -c 10000 "$site/torch/version.py")"
+    for nccl in "$site"/nvidia_nccl_*.dist-info; do [ -d "$nccl" ] && report nccl "${nccl##*/}"; done
     break
 done
 look_up "$name"
 """
 
 _GPUS = r"""
-# Its output, and in the end its status.
+# Prints the output of nvidia-smi, and its status at the end.
 ask_gpus() {
     { bounded "$gpu_seconds" "$smi" "$@" 2>&1 </dev/null; printf '\nstatus %s' $?; } | head -c 65536
 }
@@ -315,13 +346,13 @@ smi=$(command -v nvidia-smi) || smi=/usr/lib/wsl/lib/nvidia-smi
 if [ -x "$smi" ]; then
     answer=$(ask_gpus --query-gpu=name,memory.total,memory.used,utilization.gpu,driver_version \
         --format=csv,noheader,nounits)
-    tell gpus "$answer"
+    report gpus "$answer"
     case $answer in *'
 status 0')
-        tell gpu_summary "$(ask_gpus)"
-        tell gpu_parts "$(ask_gpus -L)"
+        report gpu_summary "$(ask_gpus)"
+        report gpu_parts "$(ask_gpus -L)"
         for pid in $(ask_gpus --query-compute-apps=pid --format=csv,noheader | grep -E '^[0-9]+$' | head -n 200); do
-            tell gpu_process "$pid $(stat -c %U "/proc/$pid" 2>/dev/null)"
+            report gpu_process "$pid $(stat -c %U "/proc/$pid" 2>/dev/null)"
         done
         ;;
     esac
@@ -329,7 +360,7 @@ else
     for card in "$devices"/bus/pci/devices/*; do
         read -r vendor 2>/dev/null < "$card/vendor" && [ "$vendor" = 0x10de ] || continue
         read -r class 2>/dev/null < "$card/class"
-        case $class in 0x03*) tell gpu_without_driver "${card##*/}" ;; esac
+        case $class in 0x03*) report gpu_without_driver "${card##*/}" ;; esac
     done
 fi
 """

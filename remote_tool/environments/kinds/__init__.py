@@ -1,6 +1,6 @@
-"""The kinds of environments, one module each, named as in :class:`remote_tool.config.environment.EnvironmentKind`.
+"""The kinds of environments, one module each: :mod:`remote_tool.environments.choice` loads them by name.
 
 A module has ``plan(request: EnvironmentRequest) -> EnvironmentPlan``.
 """
 
-__all__ = ["image"]
+__all__: list[str] = []

@@ -1,4 +1,4 @@
-"""``environment: miniconda`` and ``miniforge``: created with a conda, which is installed if the server has none."""
+"""``environment: miniconda`` and ``miniforge``: created with a conda, which is installed if missing."""
 
 from __future__ import annotations
 
@@ -60,19 +60,18 @@ def _create(request: EnvironmentRequest, conda: str) -> Step:
     config = request.config
     channels = " ".join(f"-c {shlex.quote(channel)}" for channel in config.environment.channels)
     program = shlex.quote(conda)
-    wanted = shlex.quote(f"python={config.python_version}")
+    python = shlex.quote(f"python={config.python_version}")
     create = f"""
 echo "Conda: "{program}
-{program} create -y -q -p "$prefix" --override-channels {channels} {wanted} pip || exit
+{program} create -y -q -p "$prefix" --override-channels {channels} {python} pip || exit
 """
     script = creation_script(config, create, force=request.force, tool=conda)
     return Step("environment", "Creating the environment with conda", script, CREATE_TIMEOUT)
 
 
-# A conda prefix contains its own path in scripts and libraries, so it cannot be renamed: the installed folder keeps
-# its name, and the link ~/miniconda3 to it is created atomically at the end. A folder without a link is an incomplete
-# installation, which is removed if recorded as ours. Another project of the same user may be
-# installing it too, hence the lock.
+# A conda prefix cannot be renamed, as its scripts and libraries contain its path. So the installed folder keeps its
+# name, and the link ~/miniconda3 to it is created atomically at the end. A folder without a link is an incomplete
+# installation, which is removed if it is recorded as ours. The lock excludes other projects of the same user.
 _INSTALL = r"""
 visible=$HOME/$base
 (umask 077; mkdir -p "$folder") || exit
@@ -87,8 +86,8 @@ if [ -e "$visible" ]; then refuse "$visible exists, but contains no conda" "move
 verify "$file"
 unfinished=$folder/$base.unfinished
 if [ "$alone" ] && [ -f "$unfinished" ]; then
-    left=$(cat "$unfinished")
-    case $left in */* | *..*) ;; ."$base".*) rm -rf "$HOME/$left" ;; esac
+    old=$(cat "$unfinished")
+    case $old in */* | *..*) ;; ."$base".*) rm -rf "$HOME/$old" ;; esac
 fi
 
 real=.$base.$(date -u +%Y%m%d%H%M%S).$$

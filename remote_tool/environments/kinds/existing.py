@@ -1,13 +1,13 @@
-"""``environment: {existing: PREFIX}``: the user's own environment, checked and recorded, never removed."""
+"""``environment: {existing: PREFIX}``: an environment of the user, recorded but never changed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from remote_tool.environments.activation import capture_script
+from remote_tool.environments.facts import is_too_old, version_matches
 from remote_tool.environments.plan import EnvironmentPlan
 from remote_tool.environments.step import Step
-from remote_tool.environments.version import is_too_old, version_matches
 from remote_tool.errors import EnvironmentSetupError
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""For jobs that start behind a launch command or in a container: they use the Python and packages inside.
+"""The environment of jobs behind a launch command or in a container, which use the Python and packages inside.
 
-The server itself needs any Python that starts, for the supervisors of the jobs.
+The server itself only needs a Python for the supervisors of the jobs.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from remote_tool.environments.activation import capture_script
+from remote_tool.environments.facts import is_too_old
 from remote_tool.environments.plan import EnvironmentPlan
 from remote_tool.environments.step import Step
 from remote_tool.environments.system_packages import install_command
-from remote_tool.environments.version import is_too_old
 from remote_tool.errors import EnvironmentSetupError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def plan(request: EnvironmentRequest) -> EnvironmentPlan:
     """Plan to record the newest Python of the server; nothing is installed.
 
     Raises:
-        EnvironmentSetupError: The server has no Python that a supervisor runs on.
+        EnvironmentSetupError: The server has no Python for a supervisor.
     """
     config, facts = request.config, request.facts
     python = next((python for python in facts.pythons if not is_too_old(python.version)), None)

@@ -20,10 +20,10 @@ CREATE_TIMEOUT = 1800.0
 
 
 def plan(request: EnvironmentRequest) -> EnvironmentPlan:
-    """Plan the environment, and uv (without root) unless the server has it.
+    """Plan the environment, and an installation of uv without root if the server has none.
 
     Raises:
-        EnvironmentSetupError: There is no uv, and no Python to get it with.
+        EnvironmentSetupError: The server has no uv, and no Python to install it with.
     """
     config, facts = request.config, request.facts
     tools = f'"$HOME"/{shlex.quote(f"{config.remote.scripts}/tools")}'
@@ -51,7 +51,7 @@ def _install(facts: ServerFacts, tools: str) -> Step:
         )
     python = next((python for python in facts.pythons if python.makes_environments), facts.pythons[0])
     path = shlex.quote(python.path)
-    # pip allows --target for a Python managed by the distribution; the venv module may be missing.
+    # For a Python of the distribution, pip allows --target; its venv module may be missing.
     install = (
         f"{path} -m venv {tools} && {tools}/bin/python -m pip install -q --no-input uv || exit"
         if python.makes_environments

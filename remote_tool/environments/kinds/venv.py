@@ -1,4 +1,4 @@
-"""``environment: venv``: created with a Python that the server has."""
+"""``environment: venv``: created with a Python of the server."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def plan(request: EnvironmentRequest) -> EnvironmentPlan:
         EnvironmentSetupError: The server has no such Python, or it cannot create environments.
     """
     config, facts = request.config, request.facts
-    found = [python for python in facts.pythons if python.is_version(config.python_version)]
-    if not found:
+    candidates = [python for python in facts.pythons if python.is_version(config.python_version)]
+    if not candidates:
         raise _no_python(config, facts)
-    python = next((python for python in found if python.makes_environments), found[0])
+    python = next((python for python in candidates if python.makes_environments), candidates[0])
     create = f'{shlex.quote(python.path)} -m venv "$prefix" || exit'
     if not python.makes_environments:
         if not facts.uv:
@@ -43,9 +43,9 @@ def plan(request: EnvironmentRequest) -> EnvironmentPlan:
 
 def _no_python(config: Config, facts: ServerFacts) -> EnvironmentSetupError:
     install = install_command(facts, "python", version=config.python_version)
-    has = ", ".join(python.version for python in facts.pythons) or "none"
+    versions = ", ".join(python.version for python in facts.pythons) or "none"
     return EnvironmentSetupError(
-        f"{facts.server} has no Python {config.python_version} for a venv; it has: {has}",
+        f"{facts.server} has no Python {config.python_version} for a venv; it has: {versions}",
         hint=f"{install}; or set environment to uv or miniconda",
         server=facts.server,
     )

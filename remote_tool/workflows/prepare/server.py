@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config.environment import EnvironmentKind
 from remote_tool.environments.choice import is_fulfilled, plan_environment
 from remote_tool.environments.facts import facts_script, parse_facts
-from remote_tool.environments.kinds.image import PRESENT, check_script, plan_pull
+from remote_tool.environments.image import PRESENT, check_script, plan_pull
 from remote_tool.environments.package_files import find_packages
 from remote_tool.environments.packages import fingerprint, plan_packages
 from remote_tool.environments.scm_version import version_variables
@@ -135,7 +135,7 @@ async def install_packages(work: ServerWork, *, force: bool) -> None:
 def _report_nothing_installed(work: ServerWork, packages: Packages) -> None:
     """Report why no packages are installed: unusable files, or none."""
     for each in packages.unusable:
-        work.report_once(f"{each.name}: not installed, {each.why}")
+        work.report_once(f"{each.name}: not installed, {each.reason}")
     names = ", ".join(each.name for each in packages.unusable)
     work.unchanged("packages", f"none from {names}" if names else NO_PACKAGES)
 

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remote_tool.environments.cause import cause_of
+from remote_tool.environments.cause import cause_of, hint_from_output
 from remote_tool.environments.step import REFUSED, guarded
-from remote_tool.environments.system_packages import hint_from_output
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError
 from remote_tool.transport.host import Stream
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted

@@ -183,8 +183,8 @@ def _clock_of(machine: Machine, asked_at: float, heard_at: float) -> Clock | Non
     """Compare a clock with the middle of the interval in which it was read."""
     if machine.clock is None:
         return None
-    told = machine.clock if machine.clock_is_fine else machine.clock + 0.5
-    doubt = (heard_at - asked_at) / 2 + (0.0 if machine.clock_is_fine else 0.5)
+    told = machine.clock if machine.clock_has_fractions else machine.clock + 0.5
+    doubt = (heard_at - asked_at) / 2 + (0.0 if machine.clock_has_fractions else 0.5)
     return Clock(told - (asked_at + heard_at) / 2, abs(doubt))
 
 

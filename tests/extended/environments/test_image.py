@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool.environments.kinds.image import PRESENT, check_script
+from remote_tool.environments.image import PRESENT, check_script
 from tests.extended.environments.test_facts import stub
 
 if TYPE_CHECKING:

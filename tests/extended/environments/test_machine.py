@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote_tool.config.environment import Environment, EnvironmentKind
-from remote_tool.environments.checks.gpu_facts import Gpu, GpuAnswer, GpuState, parse_gpus
-from remote_tool.environments.checks.machine import Disk, Machine, machine_script, parse_machine, split_answer
-from remote_tool.environments.checks.torch_version import TorchBuild, parse_torch
+from remote_tool.environments.checks.gpu_facts import Gpu, GpuReport, NvidiaSmiStatus, parse_gpus
+from remote_tool.environments.checks.machine import (
+    Disk,
+    Machine,
+    TorchBuild,
+    machine_script,
+    parse_machine,
+    parse_torch,
+    split_answer,
+)
 from remote_tool.environments.facts import facts_script, parse_facts
 from tests.extended.environments.test_facts import SHELLS, WORST_NAME, config_for, stub
 
@@ -159,7 +166,10 @@ def test_the_disks_below_a_mapped_device_are_found(home: Path, tmp_path: Path) -
         for each in lower:
             (upper / "slaves" / each.name).symlink_to(each)
     place(devices, home, volume)
-    assert set(ask(home, devices=devices).disks) == {Disk("sdb", turns=True), Disk("nvme0n1", turns=False)}
+    assert set(ask(home, devices=devices).disks) == {
+        Disk("sdb", is_rotational=True),
+        Disk("nvme0n1", is_rotational=False),
+    }
 
 
 def test_a_card_without_a_driver_is_seen(home: Path, tmp_path: Path) -> None:
@@ -168,18 +178,18 @@ def test_a_card_without_a_driver_is_seen(home: Path, tmp_path: Path) -> None:
     (card / "vendor").write_text("0x10de\n")
     (card / "class").write_text("0x030200\n")
     path = programs_without(tmp_path / "tools", "nvidia-smi")
-    assert ask(home, devices=tmp_path / "sys", path=path).gpus.state is GpuState.NO_DRIVER
+    assert ask(home, devices=tmp_path / "sys", path=path).gpus.state is NvidiaSmiStatus.NO_DRIVER
 
 
 def test_no_card_and_no_nvidia_smi_is_no_gpu(home: Path, tmp_path: Path) -> None:
     path = programs_without(tmp_path / "tools", "nvidia-smi")
-    assert ask(home, devices=tmp_path / "sys", path=path).gpus == GpuAnswer(GpuState.NONE)
+    assert ask(home, devices=tmp_path / "sys", path=path).gpus == GpuReport(NvidiaSmiStatus.NONE)
 
 
 def test_an_nvidia_smi_that_hangs_holds_nothing_up(home: Path) -> None:
     smi(home, "sleep 60")
     began = time.monotonic()
-    assert ask(home, gpu_seconds=0.5).gpus.state is GpuState.SILENT
+    assert ask(home, gpu_seconds=0.5).gpus.state is NvidiaSmiStatus.SILENT
     assert time.monotonic() - began < 50
 
 
@@ -187,7 +197,7 @@ def test_it_is_ended_also_where_there_is_no_timeout_program(home: Path, tmp_path
     """Like on a Mac, or a small image."""
     smi(home, "exec sleep 60")
     path = programs_without(tmp_path / "tools", "timeout")
-    assert ask(home, path=path, gpu_seconds=0.5).gpus.state is GpuState.SILENT
+    assert ask(home, path=path, gpu_seconds=0.5).gpus.state is NvidiaSmiStatus.SILENT
 
 
 @pytest.mark.parametrize(
@@ -204,7 +214,7 @@ def test_it_is_ended_also_where_there_is_no_timeout_program(home: Path, tmp_path
 def test_an_nvidia_smi_that_fails_or_prints_garbage_is_no_answer(home: Path, text: str, message: str) -> None:
     smi(home, text)
     gpus = ask(home).gpus
-    assert gpus.state is GpuState.FAILED
+    assert gpus.state is NvidiaSmiStatus.FAILED
     assert gpus.message.startswith(message)
     assert len(gpus.message) <= 200
 
@@ -223,8 +233,8 @@ def test_the_newest_cuda_of_a_driver_is_read_from_its_table(words: str) -> None:
 
 
 def test_a_silence_in_the_middle_is_no_machine_without_gpus() -> None:
-    assert parse_machine(b"cores=4\0").gpus.state is GpuState.SILENT
-    assert parse_machine(b"cores=4\0gpu_end=\0").gpus.state is GpuState.NONE
+    assert parse_machine(b"cores=4\0").gpus.state is NvidiaSmiStatus.SILENT
+    assert parse_machine(b"cores=4\0gpu_end=\0").gpus.state is NvidiaSmiStatus.NONE
 
 
 VERSION = """from typing import Optional

@@ -1,11 +1,13 @@
-"""Of what pip, uv and compilers print, the line that says why they failed."""
+"""The output of pip, uv and compilers tells the cause of a failure, and what the server lacks."""
 
 from __future__ import annotations
 
 import pytest
 
-from remote_tool.environments.cause import LONGEST_CAUSE, cause_of
+from remote_tool.environments.cause import LONGEST_CAUSE, cause_of, hint_from_output
+from remote_tool.environments.facts import ServerFacts
 
+DEBIAN = ServerFacts("gpu1", "/home/u", "x86_64", "Linux", 1000, distribution="debian")
 PIP = """\
 Looking in indexes: https://pypi.org/simple
 ERROR: Could not find a version that satisfies the requirement nosuch==99 (from versions: none)
@@ -80,3 +82,29 @@ def test_a_long_cause_is_cut() -> None:
     found = cause_of(f"ValueError: {'x' * 1000}")
     assert len(found) == LONGEST_CAUSE
     assert found.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("output", "hint"),
+    [
+        (b"error: command 'gcc' failed: No such file or directory", "build-essential"),
+        (b"error: command '/usr/bin/x86_64-linux-gnu-gcc' failed: No such file or directory", "build-essential"),
+        (b"unable to execute 'gcc': No such file or directory", "build-essential"),
+        (b"sh: 1: make: not found", "build-essential"),
+        (b"foo.c:1:10: fatal error: Python.h: No such file or directory", "python3.11-dev"),
+        (b"ERROR: Cannot find command 'git' - do you have 'git' installed", "apt-get install git"),
+        (b"OSError: [Errno 28] No space left on device", "is full"),
+        (b"CondaToSNonInteractiveError: Terms of Service", "channels"),
+        (b"No matching distribution found for nosuch", ""),
+        (b"WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x/", "PIP_INDEX_URL"),
+        (b"WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x/", "{existing: PREFIX}"),
+        (
+            b"install build dependencies did not run successfully.\nrequirement setuptools (from versions: none)",
+            "PIP_NO_BUILD_ISOLATION: 0",
+        ),
+    ],
+)
+def test_output_tells_what_is_lacking(output: bytes, hint: str) -> None:
+    found = hint_from_output(DEBIAN, output, version="3.11")
+    assert hint in found
+    assert bool(hint) == bool(found)

@@ -11,9 +11,8 @@ from remote_tool.config.environment import Environment, EnvironmentKind
 from remote_tool.environments.activation import Activation
 from remote_tool.environments.checks.agreement import Clock, check_clocks, compare
 from remote_tool.environments.checks.checks import Check, ServerInspection, Status, check_server
-from remote_tool.environments.checks.gpu_facts import Gpu, GpuAnswer, GpuState
-from remote_tool.environments.checks.machine import Disk, Machine
-from remote_tool.environments.checks.torch_version import TorchBuild
+from remote_tool.environments.checks.gpu_facts import Gpu, GpuReport, NvidiaSmiStatus
+from remote_tool.environments.checks.machine import Disk, Machine, TorchBuild
 from remote_tool.environments.facts import Interpreter, ServerFacts
 from tests.extended.environments.test_facts import config_for
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 GIB = 1024 * 1024
 H100 = Gpu("NVIDIA H100", 81920, 0, 0)
-ANSWERED = GpuAnswer(GpuState.ANSWERED, gpus=(H100, H100), driver="550.54.15", cuda="12.4")
+ANSWERED = GpuReport(NvidiaSmiStatus.ANSWERED, gpus=(H100, H100), driver="550.54.15", cuda="12.4")
 FACTS = ServerFacts(
     "gpu1",
     "/home/me",
@@ -44,7 +43,7 @@ MACHINE = Machine(
     memory_kilobytes=256 * GIB,
     free_memory_kilobytes=200 * GIB,
     shared_memory_kilobytes=128 * GIB,
-    disks=(Disk("nvme0n1", turns=False),),
+    disks=(Disk("nvme0n1", is_rotational=False),),
     open_files=1024,
     most_open_files=1048576,
     names={"gpu1": ("10.0.0.5",)},
@@ -103,10 +102,10 @@ def test_what_prepare_would_know(
         ("cuda", {"torch": TorchBuild("2.3.0+cpu")}, "fail", "built without", "update-packages"),
         ("cuda", {"torch": None}, "ok", "up to 12.4", ""),
         ("nccl", {"nccl": ""}, "unknown", "torch's own", ""),
-        ("gpus", {"gpus": GpuAnswer()}, "ok", "none", ""),
-        ("gpus", {"gpus": GpuAnswer(GpuState.NO_DRIVER)}, "fail", "no nvidia-smi", "driver"),
-        ("gpus", {"gpus": GpuAnswer(GpuState.SILENT)}, "fail", "does not answer", "reboot"),
-        ("gpus", {"gpus": GpuAnswer(GpuState.FAILED, "Driver/library version mismatch")}, "fail", "mismatch", "Xid"),
+        ("gpus", {"gpus": GpuReport()}, "ok", "none", ""),
+        ("gpus", {"gpus": GpuReport(NvidiaSmiStatus.NO_DRIVER)}, "fail", "no nvidia-smi", "driver"),
+        ("gpus", {"gpus": GpuReport(NvidiaSmiStatus.SILENT)}, "fail", "does not answer", "reboot"),
+        ("gpus", {"gpus": GpuReport(NvidiaSmiStatus.FAILED, "library version mismatch")}, "fail", "mismatch", "Xid"),
         ("gpus", {"gpus": replace(ANSWERED, gpus=(H100, Gpu("NVIDIA L4", 23034, 0, 0)))},
             "warn", "1 x NVIDIA H100, 80 GiB; 1 x NVIDIA L4, 22 GiB", "--devices"),
         ("gpus", {"gpus": replace(ANSWERED, parts=7)}, "ok", "2 x NVIDIA H100, 80 GiB, 7 MIG parts", ""),
@@ -114,7 +113,7 @@ def test_what_prepare_would_know(
             "warn", "processes: 2 of me, 1 of alice", "nvidia-smi"),
         ("gpu use", {"gpus": replace(ANSWERED, gpus=(replace(H100, load=97),))},
             "warn", "up to 97 % busy", "nvidia-smi"),
-        ("disk", {"disks": (Disk("sda", turns=True),)}, "warn", "hard disk sda", "slow"),
+        ("disk", {"disks": (Disk("sda", is_rotational=True),)}, "warn", "hard disk sda", "slow"),
         ("disk", {"disks": (), "disk_kind": "nfs"}, "ok", "nfs", ""),
         ("shared memory", {"shared_memory_kilobytes": 65536}, "warn", "64.0 MiB free", "--shm-size"),
         ("shared memory", {"shared_memory_kilobytes": None}, "unknown", "unknown", ""),

@@ -8,7 +8,7 @@ import pytest
 
 from remote_tool.config.environment import EnvironmentKind
 from remote_tool.environments.activation import Activation
-from remote_tool.environments.package_files import Installer, Packages, find_packages
+from remote_tool.environments.package_files import PackageInstaller, Packages, find_packages
 from remote_tool.environments.packages import fingerprint
 from remote_tool.errors import EnvironmentSetupError
 
@@ -30,7 +30,7 @@ def print_of(root: Path, activation: Activation = ACTIVATION) -> str:
 
 def reasons_of(packages: Packages) -> dict[str, str]:
     assert packages.sources == ()
-    return {each.name: each.why for each in packages.unusable}
+    return {each.name: each.reason for each in packages.unusable}
 
 
 def write(root: Path, **files: str) -> Path:
@@ -81,20 +81,24 @@ PROJECT = '[project]\nname = "x"\nversion = "1"\n'
 @pytest.mark.parametrize(
     ("files", "name", "installer"),
     [
-        ({"pyproject_toml": POETRY}, "pyproject.toml", Installer.PIP),
-        ({"pyproject_toml": POETRY, "poetry_lock": ""}, "poetry.lock", Installer.POETRY),
-        ({"pyproject_toml": POETRY.replace("name", "package-mode = false\nname")}, "pyproject.toml", Installer.POETRY),
-        ({"pyproject_toml": PROJECT, "uv_lock": ""}, "uv.lock", Installer.UV),
-        ({"pyproject_toml": PROJECT, "poetry_lock": ""}, "pyproject.toml", Installer.PIP),
-        ({"setup_py": ""}, "setup.py", Installer.PIP),
-        ({"setup_py": "", "pyproject_toml": "[tool.black]\n"}, "setup.py", Installer.PIP),
-        ({"setup_cfg": "[metadata]\nname = x\n"}, "setup.cfg", Installer.PIP),
-        ({"requirements__all_txt": ""}, "requirements/all.txt", Installer.PIP),
+        ({"pyproject_toml": POETRY}, "pyproject.toml", PackageInstaller.PIP),
+        ({"pyproject_toml": POETRY, "poetry_lock": ""}, "poetry.lock", PackageInstaller.POETRY),
+        (
+            {"pyproject_toml": POETRY.replace("name", "package-mode = false\nname")},
+            "pyproject.toml",
+            PackageInstaller.POETRY,
+        ),
+        ({"pyproject_toml": PROJECT, "uv_lock": ""}, "uv.lock", PackageInstaller.UV),
+        ({"pyproject_toml": PROJECT, "poetry_lock": ""}, "pyproject.toml", PackageInstaller.PIP),
+        ({"setup_py": ""}, "setup.py", PackageInstaller.PIP),
+        ({"setup_py": "", "pyproject_toml": "[tool.black]\n"}, "setup.py", PackageInstaller.PIP),
+        ({"setup_cfg": "[metadata]\nname = x\n"}, "setup.cfg", PackageInstaller.PIP),
+        ({"requirements__all_txt": ""}, "requirements/all.txt", PackageInstaller.PIP),
     ],
     ids=str,
 )
 def test_projects_of_every_kind_are_installed(
-    tmp_path: Path, files: dict[str, str], name: str, installer: Installer
+    tmp_path: Path, files: dict[str, str], name: str, installer: PackageInstaller
 ) -> None:
     packages = packages_of(write(tmp_path, **files))
     assert (packages.name, packages.sources[0].installer) == (name, installer)

@@ -11,9 +11,8 @@ from remote_tool.config.environment import Environment, EnvironmentKind, Install
 from remote_tool.config.model import Config
 from remote_tool.environments.activation import Activation
 from remote_tool.environments.choice import is_fulfilled, plan_environment, require_own_folders, require_rsync
-from remote_tool.environments.facts import Interpreter, ServerFacts
+from remote_tool.environments.facts import Interpreter, ServerFacts, version_matches
 from remote_tool.environments.installers import choose_installer, plan_download
-from remote_tool.environments.version import version_matches
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.paths import LocalPaths, RemotePaths
 

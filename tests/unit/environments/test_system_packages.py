@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remote_tool.environments.facts import ServerFacts
-from remote_tool.environments.system_packages import hint_from_output, install_command, package_family
+from remote_tool.environments.system_packages import install_command, package_family
 
 
 def facts(distribution: str, uid: int = 1000) -> ServerFacts:
@@ -40,29 +40,3 @@ def test_the_package_has_the_version_where_the_distribution_has_it() -> None:
 
 def test_the_nearest_family_decides() -> None:
     assert package_family("nobara fedora") == "dnf"
-
-
-@pytest.mark.parametrize(
-    ("output", "hint"),
-    [
-        (b"error: command 'gcc' failed: No such file or directory", "build-essential"),
-        (b"error: command '/usr/bin/x86_64-linux-gnu-gcc' failed: No such file or directory", "build-essential"),
-        (b"unable to execute 'gcc': No such file or directory", "build-essential"),
-        (b"sh: 1: make: not found", "build-essential"),
-        (b"foo.c:1:10: fatal error: Python.h: No such file or directory", "python3.11-dev"),
-        (b"ERROR: Cannot find command 'git' - do you have 'git' installed", "apt-get install git"),
-        (b"OSError: [Errno 28] No space left on device", "is full"),
-        (b"CondaToSNonInteractiveError: Terms of Service", "channels"),
-        (b"No matching distribution found for nosuch", ""),
-        (b"WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x/", "PIP_INDEX_URL"),
-        (b"WARNING: Retrying after connection broken by 'NewConnectionError(...)': /simple/x/", "{existing: PREFIX}"),
-        (
-            b"install build dependencies did not run successfully.\nrequirement setuptools (from versions: none)",
-            "PIP_NO_BUILD_ISOLATION: 0",
-        ),
-    ],
-)
-def test_output_tells_what_is_lacking(output: bytes, hint: str) -> None:
-    found = hint_from_output(facts("debian"), output, version="3.11")
-    assert hint in found
-    assert bool(hint) == bool(found)

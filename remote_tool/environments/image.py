@@ -1,4 +1,4 @@
-"""The image of a server's containers: check whether it exists, and pull it."""
+"""The image of a server's containers: look for it, and pull it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remote_tool.environments.step import SEARCH_PATH, Step
 PULL_TIMEOUT = 2 * 3600.0
 PRESENT = b"present"
 
-# As in agent/wrapper/wrapper.py. docker's client often exists without its daemon.
+# The order of agent/wrapper/wrapper.py; the client of docker often exists without its daemon.
 _ENGINE = r"""
 engine=
 order='podman docker'
@@ -21,7 +21,7 @@ done
 
 
 def check_script(image: str) -> str:
-    """Return the script that prints ``present`` when the server has the image."""
+    """Return the script that prints ``present`` if the server has the image."""
     inspect = f'"$engine" image inspect {shlex.quote(image)} >/dev/null 2>&1'
     return f'{SEARCH_PATH}\n{_ENGINE}[ "$engine" ] && {inspect} && echo present\n'
 
