@@ -120,25 +120,25 @@ class HostPool:
         """
         return await self._context.rules.confirm_stored(names)
 
-    async def ask_together(self, names: Iterable[str]) -> None:
-        """Ask once for the password of these servers, if their users have the same name and none is configured.
+    async def expect_common_password(self, names: Iterable[str]) -> None:
+        """Let all these servers with the same user name share one question for the password, unless it is configured.
 
         Raises:
             ConnectError: ``~/.ssh/config`` cannot be used.
         """
         for name in names:
-            endpoint = (await self.way(name))[-1]
+            endpoint = (await self.endpoints(name))[-1]
             if endpoint.identity.configured_password() is None:
                 self._context.common_passwords.expect(endpoint.username, name)
 
-    async def way(self, name: str) -> list[Endpoint]:
+    async def endpoints(self, name: str) -> list[Endpoint]:
         """Return the jump hosts of a server, nearest first, then the server itself.
 
         Raises:
             ConnectError: ``~/.ssh/config`` cannot be used.
         """
         ssh = await self._ssh()
-        endpoints: list[Endpoint] = await asyncio.to_thread(ssh.resolve_way, self._server(name))
+        endpoints: list[Endpoint] = await asyncio.to_thread(ssh.resolve_endpoints, self._server(name))
         return endpoints
 
     def remember_passphrase(self, path: Path, passphrase: str) -> None:

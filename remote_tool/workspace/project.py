@@ -157,10 +157,10 @@ class Project:
 
 def _usual_user(server: Server) -> str:
     """Return who logs in to a server that has no user: as ~/.ssh/config says, else the default."""
-    from remote_tool.transport.ssh.ssh_config import resolve_way
+    from remote_tool.transport.ssh.ssh_config import resolve_endpoints
 
     try:
-        return resolve_way(server)[-1].username
+        return resolve_endpoints(server)[-1].username
     except ConnectError:
         # The login says what is wrong with that file.
         return ""

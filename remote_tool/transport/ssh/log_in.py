@@ -15,7 +15,7 @@ from remote_tool.transport.ssh.endpoint import AuthMethods
 from remote_tool.transport.ssh.host import SshHost
 from remote_tool.transport.ssh.host_keys.rules import UnconfirmedKeyError
 from remote_tool.transport.ssh.login_errors import HungUpError
-from remote_tool.transport.ssh.ssh_config import resolve_way
+from remote_tool.transport.ssh.ssh_config import resolve_endpoints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ async def connect(server: Server, context: ConnectionContext, methods: AuthMetho
 async def log_in_to(server: Server, context: ConnectionContext, methods: AuthMethods = AuthMethods.ANY) -> Connection:
     """Log in to a server as in :func:`connect`, and return the connection itself."""
     began = time.monotonic()
-    *jumps, endpoint = await asyncio.to_thread(resolve_way, server)
+    *jumps, endpoint = await asyncio.to_thread(resolve_endpoints, server)
     endpoint = replace(endpoint, identity=replace(endpoint.identity, methods=methods))
     connection = await log_in(jumps, endpoint, context)
     context.trace(server.name, f"log in to {endpoint.address} as {endpoint.username}", time.monotonic() - began)
@@ -56,8 +56,8 @@ async def log_in(jumps: Sequence[Endpoint], endpoint: Endpoint, context: Connect
     """Log in to each jump host in turn, then to the endpoint; every host key is checked."""
     tunnel: JumpConnection | None = None
     for number, jump in enumerate(jumps, 1):
-        way = tuple(f"{before.username}@{before.address}" for before in jumps[:number])
-        tunnel = await context.jumps.get(way, partial(_log_in_confirming_key, jump, context, tunnel))
+        path = tuple(f"{before.username}@{before.address}" for before in jumps[:number])
+        tunnel = await context.jumps.get(path, partial(_log_in_confirming_key, jump, context, tunnel))
     return await _log_in_confirming_key(endpoint, context, tunnel)
 
 

@@ -38,21 +38,21 @@ KNOWN_OPTIONS = {
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk")
 
 
-def resolve_way(server: Server) -> list[Endpoint]:
+def resolve_endpoints(server: Server) -> list[Endpoint]:
     """Return the jump hosts of a server, nearest first, then the server."""
     identity = Identity(private_key=server.private_key, password=server.password, password_env=server.password_env)
     configured = _configured(server.name, server.hostname, server.username, server.port, identity)
-    way = [_resolve(replace(configured, is_listed=server.is_listed))]
-    jumps, seen = list(way[0].jumps), [""]
+    endpoints = [_resolve(replace(configured, is_listed=server.is_listed))]
+    jumps, seen = list(endpoints[0].jumps), [""]
     while jumps:
         jump = jumps.pop()
         if jump in seen:
             text = f"{server.name}: ProxyJump in ~/.ssh/config forms a loop: {', '.join([*seen[1:], jump])}"
             raise ConnectError(text, server=server.name)
         seen.append(jump)
-        way.insert(0, _resolve_jump(server.name, jump))
-        jumps = jumps or list(way[0].jumps)
-    return way
+        endpoints.insert(0, _resolve_jump(server.name, jump))
+        jumps = jumps or list(endpoints[0].jumps)
+    return endpoints
 
 
 def _resolve_jump(server: str, jump: str) -> Endpoint:

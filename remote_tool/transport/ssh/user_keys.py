@@ -20,7 +20,7 @@ from remote_tool.transport.ssh.key_files import (
     public_key_of,
     public_key_of_agent,
 )
-from remote_tool.transport.ssh.ssh_config import resolve_way
+from remote_tool.transport.ssh.ssh_config import resolve_endpoints
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ async def find_key(server: Server) -> UserKey:
         LoginError: The key's file cannot be used.
         ConnectError: ``~/.ssh/config`` cannot be used.
     """
-    *_, endpoint = await asyncio.to_thread(resolve_way, server)
+    *_, endpoint = await asyncio.to_thread(resolve_endpoints, server)
     identity = endpoint.identity
     # A hardware key requires a touch.
     usual = [path for path in identity.files if not path.name.endswith("_sk")]

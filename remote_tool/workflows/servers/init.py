@@ -104,10 +104,10 @@ def servers_of_list(hosts: Sequence[ListedHost]) -> tuple[ServerAnswer, ...]:
 
 def _user_of(server: Server) -> str | None:
     """Return the user to write: your own name if nothing else is given, as configs.yaml defaults to ubuntu."""
-    from remote_tool.transport.ssh.ssh_config import resolve_way  # noqa: PLC0415 - only lists of hosts need the SSH library
+    from remote_tool.transport.ssh.ssh_config import resolve_endpoints  # noqa: PLC0415 - only lists of hosts need the SSH library
 
     own = getpass.getuser()
-    return server.username or (own if resolve_way(server)[-1].username == own else None)
+    return server.username or (own if resolve_endpoints(server)[-1].username == own else None)
 
 
 def write_workspace(root: Path, answers: InitAnswers) -> list[Path]:

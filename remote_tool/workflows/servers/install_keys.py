@@ -95,7 +95,7 @@ async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnS
         return installed
 
     try:
-        await context.pool.ask_together(trusted)
+        await context.pool.expect_common_password(trusted)
         added = await on_every(trusted, install)
     finally:
         for key in dict.fromkeys(each.key for each in trusted.values() if not each.line and each.key not in taken):

@@ -28,7 +28,7 @@ async def host_blocks(context: Context, servers: Sequence[str]) -> Results[str]:
     known_hosts = context.config.local.known_hosts
 
     async def write(server: str) -> str:
-        way = await context.pool.way(server)
+        way = await context.pool.endpoints(server)
         for key in dict.fromkeys(endpoint.identity.private_key for endpoint in way):
             if key is not None and not _exists(key):
                 context.report(Notice(server, f"its private_key {key} does not exist, so no key is named"))

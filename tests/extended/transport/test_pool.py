@@ -300,7 +300,7 @@ def test_a_bug_of_ours_crosses_as_it_is(config: Config) -> None:
 
 
 def progress_at(stage: Stage, config: Config) -> LoginProgress:
-    *_, endpoint = ssh_config.resolve_way(config.servers["first"])
+    *_, endpoint = ssh_config.resolve_endpoints(config.servers["first"])
     return LoginProgress(endpoint, can_ask=False, stage=stage)
 
 
