@@ -11,5 +11,4 @@ __all__ = [
     "packages",
     "scm_version",
     "step",
-    "system_packages",
 ]

@@ -39,7 +39,7 @@ async def in_daemon_thread(work: Callable[[], T], *, name: str) -> T:
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that closes without waiting for a name server, as asyncio does, which joins its threads."""
+    """An event loop that does not wait for a name server when it closes; asyncio joins its threads for lookups."""
 
     def __init__(self) -> None:
         self._open_files = selectors.DefaultSelector()

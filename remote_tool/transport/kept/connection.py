@@ -42,7 +42,7 @@ GOODBYE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class UsableLogin:
-    """A kept login with the settings, keys and host keys of today."""
+    """A kept login with unchanged settings, keys and host keys."""
 
     server: str
     folder: KeptFolder

@@ -122,7 +122,7 @@ def private_folder() -> Path | None:
 
 
 def is_private(path: Path, is_kind: object) -> bool:
-    """Return whether a path is of the expected kind, no link, and only this user can access it."""
+    """Return whether a path is of the expected kind and no link, and only this user can access it."""
     assert callable(is_kind)
     try:
         status = path.lstat()

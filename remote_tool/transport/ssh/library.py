@@ -1,4 +1,4 @@
-"""Import asyncssh, faster than it imports itself; no other module imports it.
+"""Import asyncssh, faster than by a plain import; no other module imports it.
 
 While it is imported, asyncssh searches for two C libraries with a compiler and a linker; a cache file is enough.
 """

@@ -32,7 +32,7 @@ def send_no_fillers(connection: asyncssh.SSHClientConnection) -> None:
 
 
 def acknowledge_now(connection: asyncssh.SSHClientConnection) -> None:
-    """Have Linux acknowledge received data at once: sshd waits for it before its next message, usually 40 ms."""
+    """Have Linux acknowledge received data at once, not after 40 ms: sshd's next message waits for that."""
     link = connection.get_extra_info("socket")
     if link is not None and hasattr(socket, "TCP_QUICKACK"):
         with suppress(OSError):

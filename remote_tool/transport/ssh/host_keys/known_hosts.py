@@ -76,7 +76,7 @@ class KnownHostsFile:
         return self._by_name[name]
 
     def _hashed_lines_of(self, name: bytes) -> list[int]:
-        """Return the hashed lines for a host, by HMAC-SHA1 (RFC 2104) four times as fast as Python's hmac.
+        """Return the hashed lines for a host, by HMAC-SHA1 (RFC 2104), four times as fast as Python's hmac.
 
         A file may have thousands of lines, each with its own salt, and all of them are compared for each server.
         """
