@@ -104,7 +104,7 @@ class JobOptions:
         object.__setattr__(self, "max_duration", limits.read_duration("--max-duration", self.max_duration))
         object.__setattr__(self, "stop_if_idle", limits.read_duration("--stop-if-idle", self.stop_if_idle))
         if self.stop_signal is not None and not forms.SIGNAL.accepts(self.stop_signal):
-            raise UsageError(f"--stop-signal must be {forms.SIGNAL.wanted}, found {self.stop_signal!r:.40}")
+            raise UsageError(f"--stop-signal must be {forms.SIGNAL.expected}, found {self.stop_signal!r:.40}")
         limits.check_name(self.name)
 
 

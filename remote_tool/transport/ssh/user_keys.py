@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.servers import Server
-    from remote_tool.config.model import Server
     from remote_tool.transport.host import Host
     from remote_tool.transport.ssh.host_keys.entries import HostKey
 
