@@ -19,7 +19,7 @@ from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from remote_tool.workflows.clean.request import Item
+    from remote_tool.workflows.clean.request import CleanItem
     from remote_tool.workspace import Workspace
 
 NOT_REMOVED = 1
@@ -96,7 +96,7 @@ def _show(workspace: Workspace, found: CleanAnswer) -> None:
         inform(f"job {keys[job_id].key if job_id in keys else job_id} ({state}) will be forgotten here: {why}")
 
 
-def _show_kept(items: Iterable[Item]) -> None:
+def _show_kept(items: Iterable[CleanItem]) -> None:
     for item in items:
         if item.why:
             inform(f"{item.server or 'here'}: kept {item.what}: {item.why}")
@@ -114,7 +114,7 @@ def _show_kept_jobs(workspace: Workspace, kept: Mapping[str, str]) -> None:
 
 def _is_confirmed(found: CleanAnswer) -> bool:
     if found.request.jobs:
-        count = len(found.forgotten) + sum(map(len, found.spent.values()))
+        count = len(found.forgotten) + sum(map(len, found.removable.values()))
         return can_ask() and confirm("Remove this job?" if count == 1 else "Remove these jobs?")
     return can_ask() and confirm(f"Remove this ({readable_size(found.frees)})?")
 

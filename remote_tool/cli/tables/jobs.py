@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job
-    from remote_tool.workflows.clean.request import Item
+    from remote_tool.workflows.clean.request import CleanItem
     from remote_tool.workflows.jobs.orphans import Orphan
 
 MPI_MARK = "# mpiexec"
@@ -73,13 +73,13 @@ def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> N
     streams.write_text(descriptor, text)
 
 
-def print_items(items: Sequence[Item]) -> None:
+def print_items(items: Sequence[CleanItem]) -> None:
     """Print what remote-tool removes and keeps, one row each."""
     rows = [_item_row(item) for item in items]
     streams.write_text(streams.OUT, plain_rows(rows))
 
 
-def _item_row(item: Item) -> dict[str, str]:
+def _item_row(item: CleanItem) -> dict[str, str]:
     return {
         "WHERE": one_line(item.server) or "here",
         "WHAT": one_line(item.what),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_tool.errors import JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import JobState
@@ -13,9 +13,8 @@ from remote_tool.protocol.errors import NO_SUCH_JOB
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync import interrupted_sync
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
-from remote_tool.workflows.clean.local import clean_here, is_followed
-from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest, Item, read_items
-from remote_tool.workflows.clean.work_done import note_done
+from remote_tool.workflows.clean.local import clean_here, is_followed, note_done
+from remote_tool.workflows.clean.request import CleanAnswer, CleanItem, CleanRequest, read_items
 from remote_tool.workflows.fan_out_records import find_record
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
@@ -31,12 +30,10 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
-    Refresh = Callable[..., Awaitable[dict[str, RemoteToolError]]]
-
-# Jobs per request, and its timeout in seconds: it works for 20 of them, or for 540 with ``everything``.
+# Jobs per request, and its timeout in seconds: the server works for 20 of them, or for 540 with ``everything``.
 PORTION = 2000
-WITHIN, WITHIN_ALL = 120.0, 600.0
-# Younger jobs may still be starting; a start is given up before that.
+TIMEOUT, TIMEOUT_FOR_ALL = 120.0, 600.0
+# A younger job may still be starting; older starts have been given up.
 START_SECONDS = 300.0
 # An unfinished fan-out may be resumed for this long.
 RESUMED_SECONDS = 30 * 86400.0
@@ -45,27 +42,38 @@ KEEPS_LAUNCH = "jobs of the same launch have not ended"
 KEEPS_RESUMABLE = "a sweep or fan-out may still be resumed; clean --job KEY removes a job of it"
 
 
-async def _refresh(
-    context: Context, servers: Sequence[str], *, stays: Collection[str] | None = None
+class Refresh(Protocol):
+    """Brings the records of the jobs on these servers up to date, and returns the error of each that failed.
+
+    The jobs in ``stays``, by id, are not put back into a queue: they may be removed.
+    """
+
+    def __call__(
+        self, context: Context, servers: Sequence[str], *, stays: Collection[str]
+    ) -> Awaitable[dict[str, RemoteToolError]]: ...
+
+
+async def _query_only(
+    context: Context, servers: Sequence[str], *, stays: Collection[str]
 ) -> dict[str, RemoteToolError]:
-    return (await query_and_record(context, servers, stays=stays or ())).errors
+    return (await query_and_record(context, servers, stays=stays)).errors
 
 
-async def survey(context: Context, request: CleanRequest, refresh: Refresh = _refresh) -> CleanAnswer:
+async def survey(context: Context, request: CleanRequest, refresh: Refresh = _query_only) -> CleanAnswer:
     """List our files on servers and here, and which may be removed; remove nothing.
 
     Args:
         context: The command's context.
         request: What to look for.
-        refresh: Brings the records up to date; by default without putting back jobs that left a queue.
+        refresh: By default, no job is put back into a queue.
 
     Raises:
         UsageError: A job that is named runs, may be starting, or has artifacts that are only on its server.
     """
     named = choose_jobs(context.registry.load()[0], JobSelection(jobs=request.jobs)) if request.jobs else []
     servers = _servers(context, request, named)
-    going = context.registry.load_unfinished()[0] if request.all else named
-    errors = await refresh(context, servers, stays={job.id for job in going}) if servers else {}
+    may_be_removed = context.registry.load_unfinished()[0] if request.all else named
+    errors = await refresh(context, servers, stays={job.id for job in may_be_removed}) if servers else {}
     if not request.jobs:
         errors = {**errors, **(await find_folders_of_others(context.pool, context.config, servers))}
     jobs = context.registry.load()[0]
@@ -73,21 +81,23 @@ async def survey(context: Context, request: CleanRequest, refresh: Refresh = _re
     kept: dict[str, str] = {}
     if request.jobs:
         ids = {job.id for job in named}
-        spent = _by_server([job for job in jobs if job.id in ids and job.is_over and job.server not in errors])
+        removable = _by_server([job for job in jobs if job.id in ids and job.is_over and job.server not in errors])
         if not request.artifacts:
-            _refuse_unfetched(job for name in servers for job in spent.get(name, ()))
+            _refuse_unpulled(job for name in servers for job in removable.get(name, ()))
         others = [job for job in jobs if job.id in ids and not (job.is_over and job.server not in errors)]
-        forgotten = await _examine(context, others, errors)
+        forgotten = await _reasons_to_forget(context, others, errors)
     else:
-        spent, kept = choose_spent(context, jobs, request, [name for name in servers if name not in errors])
-    return await _answer(context, CleanAnswer(request, (), errors, servers, spent, forgotten, kept), dry_run=True)
+        removable, kept = choose_removable(context, jobs, request, [name for name in servers if name not in errors])
+    found = CleanAnswer(request, (), errors, servers, removable, forgotten, kept)
+    return await _ask_and_clean(context, found, dry_run=True)
 
 
 async def carry_out(context: Context, found: CleanAnswer) -> CleanAnswer:
-    """Remove what a survey found; servers check again whether a job uses it."""
-    stay = note_done(context, [job for own in found.spent.values() for job in own])
-    spent = {server: [job for job in own if job.id not in stay] for server, own in found.spent.items()}
-    return await _answer(context, replace(found, spent=spent, kept={**found.kept, **stay}), dry_run=False)
+    """Remove the files that a survey found; each server checks again that no job uses them."""
+    kept = note_done(context, [job for jobs in found.removable.values() for job in jobs])
+    removable = {server: [job for job in jobs if job.id not in kept] for server, jobs in found.removable.items()}
+    planned = replace(found, removable=removable, kept={**found.kept, **kept})
+    return await _ask_and_clean(context, planned, dry_run=False)
 
 
 def _servers(context: Context, request: CleanRequest, named: Sequence[Job]) -> tuple[str, ...]:
@@ -99,21 +109,24 @@ def _servers(context: Context, request: CleanRequest, named: Sequence[Job]) -> t
     return choose_servers(context.config, request.servers)
 
 
-def choose_spent(
+def choose_removable(
     context: Context, jobs: Sequence[Job], request: CleanRequest, servers: Sequence[str]
 ) -> tuple[dict[str, list[Job]], dict[str, str]]:
-    """Return the jobs to remove from servers that answer or are no longer configured, and why others are kept."""
+    """Return the jobs to remove, by server, and the reason for each job that is kept.
+
+    Only jobs of ``servers``, which have answered, and of servers that are no longer configured are considered.
+    """
     here_only = {job.server for job in jobs} - context.config.servers.keys() if not request.servers else set()
     busy = dict.fromkeys(_resumable(context, jobs), KEEPS_RESUMABLE)
     busy |= dict.fromkeys((job.launch_id for job in jobs if job.launch_id and not job.is_over), KEEPS_LAUNCH)
-    spent: dict[str, list[Job]] = {}
+    removable: dict[str, list[Job]] = {}
     kept: dict[str, str] = {}
     for server, own in _by_server(jobs).items():
         if server not in {*servers, *here_only}:
             continue
         if request.all:
             # A server may report nothing about a lost job's processes while our folder is unavailable.
-            spent[server] = [job for job in own if job.is_over or not job.state.is_finished]
+            removable[server] = [job for job in own if job.is_over or not job.state.is_finished]
             continue
         newest_first = sorted((job for job in own if job.is_over), key=lambda job: (-job.created_at, -job.key))
         for job in newest_first[request.keep or 0 :]:
@@ -127,8 +140,8 @@ def choose_spent(
             if _waits_for_artifacts(job):
                 kept[job.id] = KEEPS_ARTIFACTS
                 continue
-            spent.setdefault(server, []).append(job)
-    return spent, kept
+            removable.setdefault(server, []).append(job)
+    return removable, kept
 
 
 def _seen_for(job: Job) -> float:
@@ -177,15 +190,17 @@ def _waits_for_artifacts(job: Job) -> bool:
     return bool(job.artifacts) and not job.artifacts_complete
 
 
-def _refuse_unfetched(jobs: Iterable[Job]) -> None:
+def _refuse_unpulled(jobs: Iterable[Job]) -> None:
     keys = ",".join(str(job.key) for job in jobs if _waits_for_artifacts(job))
     if keys:
         hint = f"remote-tool job-pull {keys}, or to give them up: remote-tool clean {keys} --artifacts"
         raise UsageError(f"Artifacts of job {keys} have not been pulled", hint=hint)
 
 
-async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> dict[str, str]:
-    """Report why only the local record of a job with an unknown end can be removed.
+async def _reasons_to_forget(
+    context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]
+) -> dict[str, str]:
+    """Explain for each job why its local record can be removed although its end is unknown.
 
     Raises:
         UsageError: A job is running, or may still be starting.
@@ -200,74 +215,88 @@ async def _examine(context: Context, jobs: Sequence[Job], errors: Mapping[str, R
         elif job.server in errors and not isinstance(errors[job.server], NotPreparedError):
             found[job.id] = f"{job.server} does not answer"
         else:
-            found[job.id] = await _ask_whether_gone(context, job)
+            found[job.id] = await _ask_whether_missing(context, job)
     return found
 
 
-async def _ask_whether_gone(context: Context, job: Job) -> str:
+async def _ask_whether_missing(context: Context, job: Job) -> str:
     try:
-        seen = await ask_about_jobs(context, job.server, ids=[job.id], known=[job.id])
+        answer = await ask_about_jobs(context, job.server, ids=[job.id], known=[job.id])
     except NotPreparedError:
         return f"{job.server} is not prepared"
-    there = seen.jobs.get(job.id)
-    if there is not None and not there.job.is_over:
-        raise UsageError(f"Job {job.key} is {there.job.state}", hint=f"remote-tool job-kill {job.key}")
-    why = seen.unread.get(job.id, NO_SUCH_JOB)
-    if there is None and why != NO_SUCH_JOB:
+    remote = answer.jobs.get(job.id)
+    if remote is not None and not remote.job.is_over:
+        raise UsageError(f"Job {job.key} is {remote.job.state}", hint=f"remote-tool job-kill {job.key}")
+    why = answer.unread.get(job.id, NO_SUCH_JOB)
+    if remote is None and why != NO_SUCH_JOB:
         raise UsageError(f"{job.server} cannot tell whether it has job {job.key}: {why}", hint="try again later")
-    if seen.processes_left[job.id]:
+    if answer.processes_left[job.id]:
         raise UsageError(f"Processes of job {job.key} are still running", hint=f"remote-tool job-kill {job.key}")
     return f"{job.server} does not have it"
 
 
-async def _answer(context: Context, found: CleanAnswer, *, dry_run: bool) -> CleanAnswer:
-    """Ask every server to list or remove, then do the same here."""
+async def _ask_and_clean(context: Context, found: CleanAnswer, *, dry_run: bool) -> CleanAnswer:
+    """List or remove files on every server, then here."""
     request, groups = found.request, Groups.recall(context.config)
     # Of servers sharing a folder, one is asked.
     answering = [name for name in found.servers if name not in found.errors]
     leaders = {groups.of(name): name for name in reversed(answering)}
-    told: dict[str, _Answer] = {}
+    results: dict[str, _ServerResult] = {}
 
     async def ask(server: str) -> None:
-        together = [job.id for name in groups.of(server) for job in found.spent.get(name, ()) if not job.cleaned]
-        answer = await _clean_server(context, server, sorted(together), request, dry_run=dry_run)
-        told.update(dict.fromkeys(groups.of(server), answer))
+        group = groups.of(server)
+        ids = [job.id for name in group for job in found.removable.get(name, ()) if not job.cleaned]
+        result = await _clean_server(context, server, sorted(ids), request, dry_run=dry_run)
+        results.update(dict.fromkeys(group, result))
 
     errors = {**found.errors, **(await on_every(reversed(leaders.values()), ask)).errors}
-    ready = [job for name in found.spent for job in found.spent[name] if _may_go_here(found, told, job)]
+    without_files = [
+        job for jobs in found.removable.values() for job in jobs if not _may_have_files(found, results, job)
+    ]
     forgotten = context.registry.find(found.forgotten).values()
     await context.may_write()
-    left = {name for name in told if not told[name].is_away} if request.all else set()
-    here = clean_here(context, (*ready, *forgotten), request, left=left, dry_run=dry_run)
-    items = [item for name in answering if name in leaders.values() and name in told for item in told[name].items]
-    kept = {**found.kept, **{job_id: why for each in told.values() for job_id, why in each.kept.items()}}
-    young = {job_id for each in told.values() for job_id in each.young}
-    old = {server: [job for job in own if job.id not in young] for server, own in found.spent.items()}
-    spent = {server: own for server, own in old.items() if own}
-    return replace(found, items=(*items, *here), errors=errors, kept=kept, spent=spent)
+    emptied = {name for name, result in results.items() if not result.is_unprepared} if request.all else set()
+    here = clean_here(context, (*without_files, *forgotten), request, emptied=emptied, dry_run=dry_run)
+    asked = [name for name in answering if name in leaders.values() and name in results]
+    items = [item for name in asked for item in results[name].items]
+    kept = {**found.kept, **{job_id: why for result in results.values() for job_id, why in result.kept.items()}}
+    young = {job_id for result in results.values() for job_id in result.young}
+    old = {server: [job for job in jobs if job.id not in young] for server, jobs in found.removable.items()}
+    removable = {server: jobs for server, jobs in old.items() if jobs}
+    return replace(found, items=(*items, *here), errors=errors, kept=kept, removable=removable)
 
 
-def _may_go_here(found: CleanAnswer, told: Mapping[str, _Answer], job: Job) -> bool:
-    """Return whether no server that could be asked has a job any longer."""
-    return job.cleaned or job.server not in found.servers or (job.server in told and job.id in told[job.server].gone)
+def _may_have_files(found: CleanAnswer, results: Mapping[str, _ServerResult], job: Job) -> bool:
+    """Return whether a selected server may still have files of a job."""
+    if job.cleaned or job.server not in found.servers:
+        return False
+    return job.server not in results or job.id not in results[job.server].absent
 
 
 @dataclass
-class _Answer:
-    """A server's answer; ``is_away`` if it is not prepared now."""
+class _ServerResult:
+    """The result of a server, or of those that share its folder.
 
-    items: list[Item] = field(default_factory=list)
-    gone: set[str] = field(default_factory=set)
+    Attributes:
+        items: Its kinds of files.
+        absent: Jobs without files on it, by id.
+        kept: The reason for each job that is kept, by id.
+        young: Jobs that ended too recently, by id.
+        is_unprepared: Whether the server is not prepared now.
+    """
+
+    items: list[CleanItem] = field(default_factory=list)
+    absent: set[str] = field(default_factory=set)
     kept: dict[str, str] = field(default_factory=dict)
     young: set[str] = field(default_factory=set)
-    is_away: bool = False
+    is_unprepared: bool = False
 
 
 async def _clean_server(
     context: Context, server: str, ids: Sequence[str], request: CleanRequest, *, dry_run: bool
-) -> _Answer:
-    """Ask a server repeatedly until it has removed all it can."""
-    told = _Answer()
+) -> _ServerResult:
+    """Send requests to a server until it has answered about all jobs."""
+    result = _ServerResult()
     waiting = list(ids)
     is_first = True
     while waiting or is_first:
@@ -275,24 +304,24 @@ async def _clean_server(
         try:
             answer = await _ask(context, server, portion, request, dry_run=dry_run, jobs_only=not is_first)
         except NotPreparedError as error:
-            # The project's disk may be unmounted; without the local records, its jobs would be unknown later.
-            told.is_away = True
-            told.gone |= set(waiting) if request.jobs else set()
-            told.kept |= dict.fromkeys(set(waiting) - told.gone, f"{error}; --job KEY removes its record here")
-            return told
-        told.items = _sum(told.items, read_items(server, answer.get("items")), is_first=is_first)
-        told.gone |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
-        told.kept |= _reasons(answer.get("kept"))
-        told.young |= set(_texts(answer.get("young"))) & set(portion)
+            # The project's disk may be unmounted: without their local records, its jobs would be unknown later.
+            result.is_unprepared = True
+            result.absent |= set(waiting) if request.jobs else set()
+            result.kept |= dict.fromkeys(set(waiting) - result.absent, f"{error}; --job KEY removes its record here")
+            return result
+        result.items = _add_portion(result.items, read_items(server, answer.get("items")), is_first=is_first)
+        result.absent |= {name for key in ("removed", "gone") for name in _texts(answer.get(key))} & set(portion)
+        result.kept |= _reasons(answer.get("kept"))
+        result.young |= set(_texts(answer.get("young"))) & set(portion)
         if request.all:
-            told.gone = set(ids)
-        waiting = [name for name in waiting if name not in {*told.gone, *told.kept, *told.young}]
+            result.absent = set(ids)
+        waiting = [name for name in waiting if name not in {*result.absent, *result.kept, *result.young}]
         if answer.get("more") is not True and len(waiting) == before and not is_first:
             raise JobError(f"{server}: did not say what happened to {len(waiting)} jobs", server=server)
         is_first = False
         if answer.get("more") is not True and not waiting:
             break
-    return told
+    return result
 
 
 async def _ask(
@@ -309,12 +338,12 @@ async def _ask(
         "jobs_only": jobs_only or bool(request.jobs),
         "begun": sorted(folders)[:PORTION],
     }
-    within = WITHIN_ALL if request.all else WITHIN
+    within = TIMEOUT_FOR_ALL if request.all else TIMEOUT
     return await call_until_answered(context.pool, context.config, server, "clean", question, within=within)
 
 
-def _sum(known: list[Item], new: list[Item], *, is_first: bool) -> list[Item]:
-    """Add the sizes of another batch of jobs; the totals come with the first answer."""
+def _add_portion(known: list[CleanItem], new: list[CleanItem], *, is_first: bool) -> list[CleanItem]:
+    """Add the sizes of another portion of jobs; only the first answer has the totals."""
     if is_first:
         return new
     more = {item.what: item for item in new}

@@ -18,17 +18,17 @@ LARGEST = 2**62
 
 
 @dataclass(frozen=True)
-class Item:
-    """A kind of our files.
+class CleanItem:
+    """Our files of one kind, on one machine.
 
     Attributes:
-        server: The server; empty for here.
+        server: The server; empty: this machine.
         what: The kind.
-        count: Their number.
+        count: The number of files.
         bytes: Their size.
-        goes: The number to remove.
-        frees: The size of those.
-        why: Why others are kept, or empty.
+        goes: The number of files to remove.
+        frees: The size of the files to remove.
+        why: The reason for keeping the others, or empty.
     """
 
     server: str
@@ -42,15 +42,15 @@ class Item:
 
 @dataclass(frozen=True)
 class CleanRequest:
-    """The jobs and files that may be removed.
+    """A choice of jobs and files that may be removed.
 
     Attributes:
-        servers: On which servers; empty: all.
+        servers: Names; empty: all.
         older: Only jobs that ended at least this many seconds ago, and notes of that age.
-        keep: So many jobs of each server stay, the newest.
-        jobs: Keys or ids: only these jobs, and also such as their servers do not know any more.
-        artifacts: Whether files go too that jobs wrote and that came home.
-        all: Leave the servers as they were found.
+        keep: The number of jobs to keep on each server, the newest.
+        jobs: Keys or ids: only these jobs, including those that their servers no longer have.
+        artifacts: Whether pulled artifacts are removed too, with their jobs.
+        all: Whether all files of ours are removed, which leaves the servers as they were before.
     """
 
     servers: tuple[str, ...] = ()
@@ -70,23 +70,23 @@ class CleanRequest:
 
 @dataclass(frozen=True)
 class CleanAnswer:
-    """The files that exist and may be removed, or were removed.
+    """The files of ours that exist, and those to remove, or that were removed.
 
     Attributes:
         request: The request.
-        items: What exists, by server; empty for here.
+        items: The kinds of files, on each server and here.
         errors: The error of each server that could not be asked.
         servers: The selected servers.
-        spent: The jobs to remove, by server.
-        forgotten: Jobs whose server cannot be asked, by id, and why: only their local records are removed.
-        kept: Why selected jobs are kept, by id.
+        removable: The jobs to remove, by server.
+        forgotten: The reason for each job of which only the local record is removed, by id.
+        kept: The reason for each selected job that is kept, by id.
     """
 
     request: CleanRequest
-    items: tuple[Item, ...] = ()
+    items: tuple[CleanItem, ...] = ()
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
     servers: tuple[str, ...] = ()
-    spent: Mapping[str, Sequence[Job]] = field(default_factory=dict)
+    removable: Mapping[str, Sequence[Job]] = field(default_factory=dict)
     forgotten: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
 
@@ -97,11 +97,11 @@ class CleanAnswer:
 
     @property
     def goes(self) -> int:
-        """Return the number of things to remove."""
+        """Return the number of files and jobs to remove."""
         return sum(item.goes for item in self.items)
 
 
-def read_items(server: str, value: object) -> list[Item]:
+def read_items(server: str, value: object) -> list[CleanItem]:
     """Parse a server's list.
 
     Raises:
@@ -114,7 +114,7 @@ def read_items(server: str, value: object) -> list[Item]:
         raise JobError(f"{server}: cannot read its list of items ({error!r:.200})", server=server) from error
 
 
-def _read_item(server: str, entry: dict[str, object]) -> Item:
+def _read_item(server: str, entry: dict[str, object]) -> CleanItem:
     what, why = entry["what"], entry["why"]
     if not isinstance(what, str) or len(what) > _LONGEST_WHAT or not isinstance(why, str) or len(why) > _LONGEST_WHY:
         raise TypeError("not short text")
@@ -122,4 +122,4 @@ def _read_item(server: str, entry: dict[str, object]) -> Item:
     if not all(isinstance(each, int) and 0 <= each < LARGEST for each in numbers):
         raise TypeError("not a number")
     count, size, goes, frees = (int(str(each)) for each in numbers)
-    return Item(server, what, count, size, goes, frees, why)
+    return CleanItem(server, what, count, size, goes, frees, why)

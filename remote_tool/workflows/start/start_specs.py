@@ -32,7 +32,13 @@ from remote_tool.workflows.agent_client import (
     SupervisorMissingError,
     call_until_answered,
 )
-from remote_tool.workflows.clean.disk_space import least_free, read_room, spent_jobs, take_cleaned, warn_of_low_disk
+from remote_tool.workflows.clean.disk_space import (
+    jobs_to_clean,
+    least_free,
+    read_free_space,
+    record_cleaned,
+    warn_of_low_disk,
+)
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.status.clock_skew import warn_of_skew
@@ -75,7 +81,7 @@ async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool
     for spec in specs:
         by_server[spec.server].append(spec)
 
-    spent = spent_jobs(context, list(by_server))
+    spent = jobs_to_clean(context, list(by_server))
 
     warnings: list[tuple[str, str]] = []
 
@@ -216,8 +222,8 @@ async def _ask_to_start(
         await context.may_write()
         told = _read_answer(context, server, answer, ids)
         _record_failed(context, told.failed)
-        take_cleaned(context, server, spent, answer)
-        told.room = read_room(answer)
+        record_cleaned(context, server, spent, answer)
+        told.room = read_free_space(answer)
         told.reserved = str(answer.get("reserved") or "")[:LONGEST_REASON]
     if told.unknown:
         with suppress(RemoteToolError):

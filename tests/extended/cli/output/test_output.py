@@ -21,7 +21,7 @@ from remote_tool.cli.output.sanitize import escape_controls, harmless_line, harm
 from remote_tool.cli.tables.jobs import print_items, print_jobs
 from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError, SyncError
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.workflows.clean.request import Item
+from remote_tool.workflows.clean.request import CleanItem
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.jobs.failures import RankFailure
 from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, OnChunk
@@ -283,7 +283,9 @@ def test_a_pipe_hears_now_and_then_how_far_a_long_step_is(
 
 
 def test_what_clean_removes_and_keeps_is_a_number_with_its_size(capfd: pytest.CaptureFixture[str]) -> None:
-    print_items([Item("gpu1", "logs of steps", 22, 345_678, 11, 300_000), Item("gpu1", "notes", 1, 10, 1, 10)])
+    print_items(
+        [CleanItem("gpu1", "logs of steps", 22, 345_678, 11, 300_000), CleanItem("gpu1", "notes", 1, 10, 1, 10)]
+    )
     assert capfd.readouterr().out.splitlines() == [
         "WHERE  WHAT           REMOVE          KEEP",
         "gpu1   logs of steps  11 (293.0 KiB)  11 (44.6 KiB)",

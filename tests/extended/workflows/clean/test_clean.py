@@ -318,7 +318,7 @@ def test_a_launch_of_which_a_job_runs_keeps_all_its_jobs(desk: Workspace) -> Non
     for job in (done, running.job):
         record = desk.config.local.job(job.id) / "job.yaml"
         record.write_text(record.read_text().replace('launch_id: ""', 'launch_id: "one"'))
-    assert clean(desk).spent == {}
+    assert clean(desk).removable == {}
     running.kill(grace=0)
     assert desk.config.local.job(done.id).exists()
 
