@@ -1,4 +1,7 @@
-"""Bring a verified conda installer to a server: downloaded there, else through this machine."""
+"""Bring a verified conda installer to a server: downloaded there, else through this machine.
+
+It stands alone because it loads an HTTP client, which is slow and seldom needed.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,10 @@ READ_TIMEOUT = 30.0
 
 
 async def bring_installer(work: ServerWork, installer: ChosenInstaller) -> None:
-    """Bring an installer to a server, which verifies its checksum before running it.
+    """Bring an installer to a server, which verifies the checksum before running it.
 
     Raises:
-        EnvironmentSetupError: It is unavailable, or not the expected file.
+        EnvironmentSetupError: It cannot be had, or is not the expected file.
     """
     if installer.file is not None:
         await _send(work, installer, installer.file)
@@ -51,11 +54,11 @@ async def bring_installer(work: ServerWork, installer: ChosenInstaller) -> None:
 
 
 async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: StepFailedError) -> Path:
-    """Return the file in this user's cache, downloaded once for all servers."""
+    """Return the installer in this user's cache; download it if it is missing or incomplete."""
     file = user_cache_folder() / installer.cache_name
-    async with work.one_download:
+    async with work.download_lock:
         try:
-            if not await asyncio.to_thread(_is_whole, file, installer.sha256):
+            if not await asyncio.to_thread(_is_complete, file, installer.sha256):
                 with work.reported("download-here") as done:
                     await asyncio.to_thread(_download, installer, file)
                     done(installer.name)
@@ -73,7 +76,7 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
 def _download(installer: ChosenInstaller, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with replacing(file) as target:
-        # The URL is the user's, or an https URL of ours; the download is verified by checksum.
+        # The URL is configured, or an https URL of ours, and the download is verified by its checksum.
         with urllib.request.urlopen(installer.url, timeout=READ_TIMEOUT) as answer:  # noqa: S310
             while chunk := answer.read(CHUNK):
                 target.write(chunk)
@@ -83,11 +86,11 @@ def _download(installer: ChosenInstaller, file: Path) -> None:
         found = hashlib.file_digest(target, "sha256").hexdigest()
         if found != installer.sha256:
             raise EnvironmentSetupError(
-                _not_expected(installer, found), hint="try again, or check the configured sha256"
+                _checksum_mismatch(installer, found), hint="try again, or check the configured sha256"
             )
 
 
-def _is_whole(file: Path, sha256: str) -> bool:
+def _is_complete(file: Path, sha256: str) -> bool:
     return file.is_file() and _digest(file) == sha256
 
 
@@ -96,7 +99,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _not_expected(installer: ChosenInstaller, found: str) -> str:
+def _checksum_mismatch(installer: ChosenInstaller, found: str) -> str:
     return (
         f"{installer.name} is not the expected file and was not run: its sha256 is {found}, expected {installer.sha256}"
     )
@@ -112,7 +115,7 @@ async def _send(work: ServerWork, installer: ChosenInstaller, file: Path) -> Non
             ) from error
         if found != installer.sha256:
             raise EnvironmentSetupError(
-                _not_expected(installer, found), hint=f"check {installer.key}.sha256", server=work.server
+                _checksum_mismatch(installer, found), hint=f"check {installer.key}.sha256", server=work.server
             )
 
         def progress(sent: int, total: int) -> None:
@@ -132,7 +135,7 @@ async def send_file(
     path: str,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Stream a file to a path below ``$HOME``, atomically.
+    """Send a file to a path below ``$HOME`` on a server, where it appears whole or not at all.
 
     Raises:
         EnvironmentSetupError: The server could not write it.
@@ -157,9 +160,9 @@ async def send_file(
             stderr = (stderr + data)[-CHUNK:]
         ended = await channel.wait()
     if ended.status != 0:
-        said = stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        reason = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise EnvironmentSetupError(
-            f"{host.name}: {file.name} could not be written: {said}",
+            f"{host.name}: {file.name} could not be written: {reason}",
             hint=f"check that ~/{REMOTE_CACHE} is writable and that the disk has space",
             server=host.name,
         )

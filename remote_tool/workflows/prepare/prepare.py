@@ -1,4 +1,4 @@
-"""prepare: bring environment, project, packages and agent to all servers in parallel, where outdated."""
+"""prepare: bring environment, project, packages and agent up to date on all servers in parallel."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from remote_tool.workflows.sync.options import OnLowDisk
     from remote_tool.workflows.sync.relay import Exchange
 
-# A network disk may cache names for a minute.
-MOST_LOOKS = 60
-LOOK_PAUSE = 1.0
+# Queries of a follower, and the seconds between two: a network disk may cache names for a minute.
+MOST_QUERIES = 60
+QUERY_PAUSE = 1.0
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How to prepare.
+    """Options of prepare, setup and update-packages.
 
     Attributes:
         force: Recreate the environment and reinstall the packages, even if they are up to date.
@@ -71,9 +71,9 @@ class PreparedServer:
         steps: In order, including those that were up to date.
         changed: Whether anything changed.
         seconds: From the first query to the last step.
-        warnings: Such as a sync that changed files under a running job.
-        python: Version of the jobs' Python; empty if it is inside a container or launch command.
-        follows: The server that did the work in their shared folder, or empty.
+        warnings: Messages that are not failures, such as that a sync changed files under a running job.
+        python: The version of the jobs' Python; empty if it is inside a container or launch command.
+        follows: The server that did the work in the folder that both share, or empty.
     """
 
     server: str
@@ -88,7 +88,7 @@ class PreparedServer:
 async def prepare(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
 ) -> Results[PreparedServer]:
-    """Prepare servers; if nothing has changed, this takes one query and rsync's own comparison."""
+    """Prepare servers; if nothing has changed, this takes one query and one comparison of the project per server."""
     project = ProjectSnapshot(config, options.on_low_disk)
     exchange = _exchange(pool, config, servers, options, report)
 
@@ -123,7 +123,7 @@ def _exchange(
     chosen = choose_servers(config, servers)
     if not options.relay or len(chosen) == 1:
         return None
-    from remote_tool.workflows.sync.relay import Exchange  # noqa: PLC0415 - a relay is seldom asked for
+    from remote_tool.workflows.sync.relay import Exchange  # noqa: PLC0415 - seldom needed
 
     return Exchange(pool, config, chosen, report)
 
@@ -165,10 +165,10 @@ async def _on_all(
     *,
     afterwards: Callable[[ServerWork], Awaitable[None]] | None = None,
 ) -> Results[PreparedServer]:
-    """Run an action one by one where servers share a folder, then a follow-up on each machine."""
+    """Run an action on servers, one after another in a shared folder, then a follow-up on each server."""
     names = choose_servers(config, servers)
-    one_download = asyncio.Lock()
-    said: set[str] = set()
+    download_lock = asyncio.Lock()
+    reported: set[str] = set()
     sharing = Sharing(config)
 
     async def on_one(server: str) -> PreparedServer:
@@ -183,7 +183,9 @@ async def _on_all(
                 facts = await _facts_of_follower(slot.follows, host, config)
             elif slot.has_waited:
                 facts = await ask_facts(host, own_config)
-            work = ServerWork(host, own_config, report, facts, one_download, said, follows=slot.leader, adopts=adopts)
+            work = ServerWork(
+                host, own_config, report, facts, download_lock, reported, follows=slot.leader, adopts=adopts
+            )
             await action(work)
         if afterwards is not None:
             await afterwards(work)
@@ -201,21 +203,21 @@ async def _on_all(
 
 
 async def _facts_of_follower(leader: Host, host: Host, config: Config) -> ServerFacts:
-    """Query a server after another one has worked in their folder; a network disk may show it late."""
+    """Query a server until it sees the work of another in the folder that both share, which may take a while."""
     try:
-        wanted = _in_folder(await ask_facts(leader, config.for_server(leader.name), compare=True))
+        expected = _facts_of_folder(await ask_facts(leader, config.for_server(leader.name), compare=True))
     except ConnectError:
         return await ask_facts(host, config.for_server(host.name))
-    for _ in range(MOST_LOOKS):
+    for _ in range(MOST_QUERIES):
         facts = await ask_facts(host, config.for_server(host.name), compare=True)
-        if _in_folder(facts) == wanted:
+        if _facts_of_folder(facts) == expected:
             break
-        await asyncio.sleep(LOOK_PAUSE)
+        await asyncio.sleep(QUERY_PAUSE)
     return facts
 
 
-def _in_folder(facts: ServerFacts) -> tuple[object, ...]:
-    """Return the facts that all servers sharing a folder must agree on."""
+def _facts_of_folder(facts: ServerFacts) -> tuple[object, ...]:
+    """Return the facts that are the same on all servers that share a folder."""
     return facts.activation, facts.packages, facts.sync_state, facts.sent_sha256, facts.has_supervisor
 
 

@@ -1,4 +1,7 @@
-"""Prepare one server step by step: environment, project, packages, agent and image."""
+"""The steps that prepare one server: environment, project, packages, agent and image.
+
+``prepare.py`` runs them on all servers, and decides which server of a shared folder is the first.
+"""
 
 from __future__ import annotations
 
@@ -51,36 +54,36 @@ async def set_up(work: ServerWork, *, force: bool) -> None:
     """Create the configured environment, unless it exists."""
     _warn_of_session_end(work)
     if (work.follows or not force) and is_fulfilled(work.config, work.facts):
-        work.unchanged("environment", f"{_named(work)}{_whose(work)}")
+        work.unchanged("environment", f"{_describe_environment(work)}{_shared_with(work)}")
         return
     if work.follows:
-        raise _useless_here(work)
+        raise _unusable_here(work)
     if not work.facts.probed:
         work.facts = await ask_facts(work.host, work.config, probe=True)
     plan = plan_environment(work.config, work.facts, force=force)
     if plan.installer is not None:
-        from remote_tool.workflows.prepare.installer import bring_installer  # noqa: PLC0415 - HTTP is seldom needed
+        from remote_tool.workflows.prepare.installer import bring_installer  # noqa: PLC0415 - loads an HTTP client
 
         await bring_installer(work, plan.installer)
 
-    async def describe() -> str:
+    async def query_again() -> str:
         work.facts = await ask_facts(work.host, work.config)
-        return _named(work)
+        return _describe_environment(work)
 
     *before, last = plan.steps
     for step in before:
         await work.run(step)
-    await work.run(last, describe=describe)
+    await work.run(last, describe=query_again)
     if not is_fulfilled(work.config, work.facts):
         raise EnvironmentSetupError(
-            f"{work.server} has an environment that is not the configured one: {_named(work)}",
+            f"{work.server} has an environment that is not the configured one: {_describe_environment(work)}",
             hint=f"remote-tool setup --force --server {work.server}",
             server=work.server,
         )
 
 
 def _warn_of_session_end(work: ServerWork) -> None:
-    """Warn about a system that ends jobs when the connection closes: they would be lost without an explanation."""
+    """Warn about a server whose systemd ends jobs with the connection: they would be lost without an explanation."""
     if work.facts.ends_sessions:
         user = work.facts.username
         work.report(
@@ -95,9 +98,9 @@ def _warn_of_session_end(work: ServerWork) -> None:
 async def send_project(
     work: ServerWork, project: ProjectSnapshot, options: SyncOptions, exchange: Exchange | None
 ) -> None:
-    """Send changed files."""
+    """Send changed files of the project."""
     if work.follows and work.facts.sync_state.startswith(COMPLETE):
-        work.unchanged("rsync", f"nothing to send{_whose(work)}")
+        work.unchanged("rsync", f"nothing to send{_shared_with(work)}")
         return
     began = time.monotonic()
 
@@ -111,21 +114,21 @@ async def send_project(
 
 
 async def install_packages(work: ServerWork, *, force: bool) -> None:
-    """Install the packages, unless up to date or part of a container."""
+    """Install the packages, unless they are up to date or part of a container."""
     if work.config.environment.kind is EnvironmentKind.INSIDE:
         work.unchanged("packages", "those inside")
         return
     root = work.config.local.root
     packages = find_packages(root, work.config.environment.kind, work.config.packages)
     activation = work.facts.activation
-    assert activation is not None, "the environment is there by now"
+    assert activation is not None, "set_up has made sure of it"
     if not packages.sources:
         _report_nothing_installed(work, packages)
         return
     if packages.ignored:
         work.report_once(f"packages come from {packages.name}; ignored: {', '.join(packages.ignored)}")
     if (work.follows or not force) and work.facts.packages == fingerprint(packages, activation):
-        work.unchanged("packages", f"{packages.name}{_whose(work)}")
+        work.unchanged("packages", f"{packages.name}{_shared_with(work)}")
         return
     variables = await version_variables(root, packages)
     step = plan_packages(work.config, work.facts, activation, packages, variables)
@@ -133,7 +136,7 @@ async def install_packages(work: ServerWork, *, force: bool) -> None:
 
 
 def _report_nothing_installed(work: ServerWork, packages: Packages) -> None:
-    """Report why no packages are installed: unusable files, or none."""
+    """Report that no packages are installed, and the files that cannot be used."""
     for each in packages.unusable:
         work.report_once(f"{each.name}: not installed, {each.reason}")
     names = ", ".join(each.name for each in packages.unusable)
@@ -146,15 +149,15 @@ async def bring_supervisor(work: ServerWork) -> None:
         work.unchanged("supervisor", source_archive()[0], is_internal=True)
         return
 
-    async def bring() -> tuple[Outcome, str]:
+    async def install() -> tuple[Outcome, str]:
         await install_supervisor(work.host, work.config)
         return Outcome.DONE, source_archive()[0]
 
-    await work.do("supervisor", bring, is_internal=True)
+    await work.do("supervisor", install, is_internal=True)
 
 
 async def bring_image(work: ServerWork) -> None:
-    """Pull the image of a server whose jobs run in containers, so that starts need not wait for it."""
+    """Pull the image if jobs run in a container, so that starts need not wait for it."""
     container = work.config.servers[work.server].container
     if container is None:
         return
@@ -166,12 +169,12 @@ async def bring_image(work: ServerWork) -> None:
     await work.run(plan_pull(image), detail=image)
 
 
-def _whose(work: ServerWork) -> str:
+def _shared_with(work: ServerWork) -> str:
     return f", shared with {work.follows}" if work.follows else ""
 
 
-def _useless_here(work: ServerWork) -> EnvironmentSetupError:
-    """Report an environment made by a different server; recreating it would break it there."""
+def _unusable_here(work: ServerWork) -> EnvironmentSetupError:
+    """Return the error for an environment of another server: recreating it would break it there."""
     if work.facts.environment_python:
         return EnvironmentSetupError(
             f"{work.server} shares its folder with {work.follows} but needs another environment",
@@ -186,7 +189,7 @@ def _useless_here(work: ServerWork) -> EnvironmentSetupError:
     )
 
 
-def _named(work: ServerWork) -> str:
+def _describe_environment(work: ServerWork) -> str:
     activation = work.facts.activation
     if activation is not None and activation.kind == EnvironmentKind.INSIDE:
         return f"inside the container; the supervisor uses the server's Python {activation.version}"

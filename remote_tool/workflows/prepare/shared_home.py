@@ -1,4 +1,7 @@
-"""Detect servers that share a folder, as on NFS, by a marker that one writes and the other sees."""
+"""Detect servers that share the project's folder, as on NFS, and let one of them work first.
+
+A marker file, which one server writes and the other one sees, is the proof.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ if TYPE_CHECKING:
     from remote_tool.environments.facts import ServerFacts
     from remote_tool.transport.host import Host
 
-# File systems local to one kernel; two kernels with such a home have separate ones.
+# File systems of one kernel: two kernels with such a home have separate ones.
 _LOCAL = frozenset(
     {"ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs", "f2fs", "jfs", "reiserfs", "ramfs", "bcachefs"}
 )
-# These assign inode numbers on each machine.
-_OWN_INODES = ("fuse", "unknown")
+# File systems with different inode numbers for one file on each machine.
+_UNRELIABLE_INODES = ("fuse", "unknown")
 # A network disk shows a new name at once, or after listing the folder has refreshed its cache.
 _LOOKS = 8
 _LOOK_PAUSE = 0.25
@@ -32,7 +35,7 @@ _TEST_SECONDS = 15.0
 
 
 class _Folder(NamedTuple):
-    """A server's facts about a folder, which decide most pairs without a test."""
+    """The facts about a folder that tell most folders apart without a test."""
 
     inode: str
     kind: str
@@ -44,52 +47,52 @@ class _Folder(NamedTuple):
         kind, _, boot = rest.partition("|")
         return cls(inode, kind.lower(), boot)
 
-    def may_be(self, other: _Folder) -> bool:
+    def may_equal(self, other: _Folder) -> bool:
         """Return whether both may be the same folder."""
         if not self.inode or not other.inode:
             return False
-        made_up = any(place.kind.startswith(_OWN_INODES) for place in (self, other))
-        one_kernel = self.boot == other.boot
-        both_local = self.kind in _LOCAL and other.kind in _LOCAL
-        return (self.inode == other.inode or made_up) and (one_kernel or not both_local)
+        is_unreliable = any(folder.kind.startswith(_UNRELIABLE_INODES) for folder in (self, other))
+        is_one_kernel = self.boot == other.boot
+        are_local = self.kind in _LOCAL and other.kind in _LOCAL
+        return (self.inode == other.inode or is_unreliable) and (is_one_kernel or not are_local)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A server's home, and the existing folders from there to the project."""
+class _ProjectPath:
+    """The home of a server, and the existing folders from there to the project."""
 
     home: str
     folders: tuple[_Folder, ...]
 
     @classmethod
-    def of(cls, facts: ServerFacts) -> _Place:
+    def of(cls, facts: ServerFacts) -> _ProjectPath:
         return cls(facts.home, tuple(map(_Folder.parse, facts.folders)))
 
-    def may_be(self, other: _Place) -> bool:
+    def may_be_shared(self, other: _ProjectPath) -> bool:
         """Return whether both may share the project's folder, or a parent of it."""
         # One of them may have been queried before the project's folder existed.
-        return any(here.may_be(there) for here, there in zip(self.folders, other.folders, strict=False))
+        return any(here.may_equal(there) for here, there in zip(self.folders, other.folders, strict=False))
 
 
-class _Group:
-    """Servers sharing a folder; one works and the others wait."""
+class _SharingGroup:
+    """Servers that share a folder: one works, and the others wait."""
 
-    def __init__(self, host: Host, place: _Place) -> None:
+    def __init__(self, host: Host, path: _ProjectPath) -> None:
         self.members = [host.name]
         self.leader = host
-        self.place = place
+        self.path = path
         self.error: StepFailedError | None = None
         self.is_done = False
-        self.working = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
 
 @dataclass(frozen=True)
 class LeaderSlot:
-    """A server's role in its group.
+    """The role of a server in its group.
 
     Attributes:
         follows: The server that has worked in this folder; None for the leader.
-        has_waited: Whether others may have worked there since its facts were queried.
+        has_waited: Whether others may have worked there since the facts of this server were queried.
     """
 
     follows: Host | None
@@ -102,11 +105,11 @@ class LeaderSlot:
 
 
 class Sharing:
-    """Groups arriving servers by shared folder, and lets one of each group work first."""
+    """Groups servers by shared folder as they arrive, and lets one of each group work first."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._groups: list[_Group] = []
+        self._groups: list[_SharingGroup] = []
 
     @property
     def found(self) -> list[tuple[str, ...]]:
@@ -118,16 +121,16 @@ class Sharing:
     async def slot(self, host: Host, facts: ServerFacts) -> AsyncIterator[LeaderSlot]:
         """Wait for the server that works in this folder, or become the leader.
 
-        If the leader fails with a lost connection or a lack of its own, the next one leads.
+        If the leader loses its connection, or something is missing on it alone, the next server leads.
 
         Raises:
-            EnvironmentSetupError: The leader's work failed, and would fail again.
+            EnvironmentSetupError: A step failed on the leader, and would fail again.
         """
         group = await self._join(host, facts)
-        has_waited = group.working.locked() or group.is_done
-        async with group.working:
-            must_work = not group.is_done
-            if must_work:
+        has_waited = group.lock.locked() or group.is_done
+        async with group.lock:
+            is_leader = not group.is_done
+            if is_leader:
                 group.leader = host
                 try:
                     yield LeaderSlot(None, has_waited)
@@ -135,41 +138,41 @@ class Sharing:
                     group.error, group.is_done = error, True
                     raise
                 group.is_done = True
-        if must_work:
+        if is_leader:
             return
         if group.error is not None:
-            raise _failed_there(host.name, group.leader.name, group.error)
+            raise _failed_on_leader(host.name, group.leader.name, group.error)
         yield LeaderSlot(group.leader, has_waited)
 
-    async def _join(self, host: Host, facts: ServerFacts) -> _Group:
-        """Return a server's group; the first server waits for nothing."""
-        place = _Place.of(facts)
-        # Others may arrive during a test: the list grows meanwhile, and all of it is checked.
+    async def _join(self, host: Host, facts: ServerFacts) -> _SharingGroup:
+        """Add a server to the group that shares its folder, or to a new one."""
+        path = _ProjectPath.of(facts)
+        # Other servers may arrive during a test: the loop reaches groups that are added meanwhile.
         for group in self._groups:
-            if await self._is_one(group, host, place):
-                _require_one_path(host.name, place, group, self._config)
+            if await self._is_member(group, host, path):
+                _require_one_path(host.name, path, group, self._config)
                 group.members.append(host.name)
                 return group
-        self._groups.append(_Group(host, place))
+        self._groups.append(_SharingGroup(host, path))
         return self._groups[-1]
 
-    async def _is_one(self, group: _Group, host: Host, place: _Place) -> bool:
+    async def _is_member(self, group: _SharingGroup, host: Host, path: _ProjectPath) -> bool:
         if self._config.shared is not None:
             return self._config.shared
-        if not place.may_be(group.place):
+        if not path.may_be_shared(group.path):
             return False
         try:
-            return await has_one_folder(group.leader, host, self._config)
+            return await shares_folder(group.leader, host, self._config)
         except (ConnectError, RemoteCommandError, TimeoutError):
             return False
 
 
-async def has_one_folder(writer: Host, reader: Host, config: Config) -> bool:
-    """Test whether a server sees another's file in the project's folder; remove it afterwards.
+async def shares_folder(writer: Host, reader: Host, config: Config) -> bool:
+    """Return whether a server sees a file that another one writes into the project's folder; remove it afterwards.
 
     Raises:
         RemoteCommandError: The reader does not answer.
-        TimeoutError: The writer does not write.
+        TimeoutError: The writer does not answer.
     """
     name, secret = f"mark-{secrets.token_hex(16)}", secrets.token_hex(16)
     scripts = shlex.quote(config.remote.scripts)
@@ -193,17 +196,17 @@ async def has_one_folder(writer: Host, reader: Host, config: Config) -> bool:
                 return False
         answer = await reader.run(look, timeout=_TEST_SECONDS, limit=1024, check=False, label="look for the marker")
         await channel.write_eof()
-        # If a slow disk has not removed it by then, the script continues without us.
+        # If removing it takes longer, the script continues without us.
         with suppress(TimeoutError):
             async with asyncio.timeout(_TEST_SECONDS):
                 await channel.wait()
     return answer.stdout == secret.encode()
 
 
-def _require_one_path(server: str, place: _Place, group: _Group, config: Config) -> None:
-    """Refuse a shared folder with different paths on servers, as installed files contain the path."""
-    if place.home != group.place.home:
-        here, there = (f"{home}/{config.remote.project}" for home in (place.home, group.place.home))
+def _require_one_path(server: str, path: _ProjectPath, group: _SharingGroup, config: Config) -> None:
+    """Refuse a shared folder that has another path on each server: installed files contain the path."""
+    if path.home != group.path.home:
+        here, there = (f"{home}/{config.remote.project}" for home in (path.home, group.path.home))
         raise EnvironmentSetupError(
             f"{server} shares the project's folder with {group.leader.name}, but at another path: {here}, not {there}",
             hint="mount it at the same path on both, or use accounts with separate homes",
@@ -211,7 +214,7 @@ def _require_one_path(server: str, place: _Place, group: _Group, config: Config)
         )
 
 
-def _failed_there(server: str, leader: str, error: StepFailedError) -> EnvironmentSetupError:
+def _failed_on_leader(server: str, leader: str, error: StepFailedError) -> EnvironmentSetupError:
     first_line = error.message.partition("\n")[0].removeprefix(f"{leader}: ")
     message = f"{server} shares its folder with {leader}, which failed: {first_line}"
     return EnvironmentSetupError(message, hint=error.hint, server=server)

@@ -1,4 +1,4 @@
-"""The steps of preparing one server: with progress, a full log, and a hint upon failure."""
+"""Run steps on one server, with progress, a complete log, and a hint if one fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StepResult:
     Attributes:
         step: Its name.
         outcome: Done or unchanged; a failing step raises.
-        detail: The result in a few words.
+        detail: The result, in a few words.
         seconds: Its duration.
     """
 
@@ -52,10 +52,10 @@ class StepResult:
 
 
 class StepFailedError(EnvironmentSetupError):
-    """A step's script failed with an exit status.
+    """The script of a step failed.
 
     Attributes:
-        status: 0 to 255; 128 if ended by a signal.
+        status: Its exit status, 0 to 255; 128 if a signal ended it.
     """
 
     def __init__(self, message: str, *, hint: str, server: str, status: int) -> None:
@@ -65,47 +65,46 @@ class StepFailedError(EnvironmentSetupError):
 
 @dataclass
 class ServerWork:
-    """The running steps of one server.
+    """The preparation of one server: its facts, and the results of its steps so far.
 
     Attributes:
         host: The server.
         config: The configuration.
         report: Receives events.
         facts: The server's facts when last queried.
-        one_download: Shared by all servers: a file is downloaded here once.
-        results: The results so far.
+        download_lock: Shared by all servers: a file is downloaded here once.
+        reported_texts: Shared by all servers: messages about the project reported so far.
+        results: The results of the steps so far.
         warnings: Messages that are not failures.
-        follows: The server that has done the work in their shared folder, or empty.
-        said: Shared by all servers: messages about the project reported so far.
-        adopts: Whether the user shares a folder that only another workspace has sent.
+        follows: The server that has done the work in the folder that both share, or empty.
+        adopts: Whether the user shares a folder to which only another workspace has sent files.
     """
 
     host: Host
     config: Config
     report: Report
     facts: ServerFacts
-    one_download: asyncio.Lock
-    said: set[str] = field(default_factory=set)
+    download_lock: asyncio.Lock
+    reported_texts: set[str] = field(default_factory=set)
     results: list[StepResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     follows: str = ""
     adopts: bool = False
-    started: float = field(default_factory=time.monotonic)
 
     @property
     def server(self) -> str:
         return self.host.name
 
     async def run(self, step: Step, *, detail: str = "", describe: Callable[[], Awaitable[str]] | None = None) -> None:
-        """Run a step on the server; its result is ``detail``, or the return value of ``describe`` after the step.
+        """Run a step on the server; its result is ``detail``, or the answer of ``describe`` after the step.
 
         Raises:
-            StepFailedError: It failed; the message includes the reason, as far as known.
+            StepFailedError: It failed; the message includes the reason, if it is known.
             ConnectionLostError: The connection was lost; the server ends the step.
         """
         with (
             self.reported(step.name) as done,
-            self._showing_that_it_runs(step.name),
+            self._reporting_life(step.name),
             StepLog(self.config.local, self.server, step.name) as log,
         ):
             try:
@@ -117,7 +116,7 @@ class ServerWork:
                 ) from None
             if ended.status != 0:
                 status = 128 if ended.status is None else ended.status
-                raise self._failure(step, log, f"failed with {_as_text(ended)}", status)
+                raise self._failure(step, log, f"failed with {_describe_exit(ended)}", status)
             for notice in _NOTICE.finditer("\n".join(log.last_lines)):
                 self.report(Notice(self.server, notice["text"]))
             # The result of "Installing uv" is "uv".
@@ -126,15 +125,15 @@ class ServerWork:
     async def do(
         self, name: str, work: Callable[[], Awaitable[tuple[Outcome, str]]], *, is_internal: bool = False
     ) -> None:
-        """Run a step that is more than a script; it returns its own result."""
+        """Run a step that is more than a script, and returns its outcome and detail."""
         with self.reported(name, is_internal=is_internal) as done:
             outcome, detail = await work()
             done(detail, outcome)
 
     def report_once(self, text: str) -> None:
-        """Report a fact about the project once, whichever server finds it first."""
-        if text not in self.said:
-            self.said.add(text)
+        """Report a fact about the project, unless this has been done for another server."""
+        if text not in self.reported_texts:
+            self.reported_texts.add(text)
             self.report(Notice("", text))
 
     def unchanged(self, name: str, detail: str, *, is_internal: bool = False) -> None:
@@ -158,17 +157,17 @@ class ServerWork:
             raise
 
     @contextmanager
-    def _showing_that_it_runs(self, name: str) -> Iterator[None]:
-        async def show() -> None:
+    def _reporting_life(self, name: str) -> Iterator[None]:
+        async def report_repeatedly() -> None:
             while True:
                 await asyncio.sleep(SIGN_OF_LIFE_SECONDS)
                 self.report(StepProgress(self.server, name, ""))
 
-        showing = asyncio.create_task(show())
+        task = asyncio.create_task(report_repeatedly())
         try:
             yield
         finally:
-            showing.cancel()
+            task.cancel()
 
     def _end(self, ended: StepEnded) -> None:
         self.results.append(StepResult(ended.step, ended.outcome, ended.detail, ended.seconds))
@@ -180,18 +179,18 @@ class ServerWork:
 
             async def copy(stream: Stream) -> None:
                 while data := await channel.read(stream):
-                    self._tell(step, log.write(data, stream))
+                    self._report_output(step, log.write(data, stream))
 
             # A TaskGroup would wrap a connection error; gather passes it on, and closing ends the other task.
             await asyncio.gather(copy(Stream.OUT), copy(Stream.ERR))
-            self._tell(step, log.end())
+            self._report_output(step, log.end())
             return await channel.wait()
 
-    def _tell(self, step: Step, data: bytes) -> None:
+    def _report_output(self, step: Step, data: bytes) -> None:
         if data:
             self.report(StepOutput(self.server, step.name, data))
 
-    def _failure(self, step: Step, log: StepLog, what: str, status: int) -> StepFailedError:
+    def _failure(self, step: Step, log: StepLog, ending: str, status: int) -> StepFailedError:
         where = f"full output: {shown_path(log.path, self.config.local)}"
         refused = _REFUSED.search("\n".join(log.last_lines))
         if status == REFUSED and refused:
@@ -203,12 +202,12 @@ class ServerWork:
         below = "".join(f"\n  {line}" for line in [*lines, where])
         version, kind = self.config.python_version, self.config.environment.kind
         return StepFailedError(
-            f"{self.server}: {step.title} {f'failed: {cause}' if cause else what}{below}",
+            f"{self.server}: {step.title} {f'failed: {cause}' if cause else ending}{below}",
             hint=hint_from_output(self.facts, log.tail, version=version, kind=kind),
             server=self.server,
             status=status,
         )
 
 
-def _as_text(ended: Exit) -> str:
+def _describe_exit(ended: Exit) -> str:
     return f"status {ended.status}" if ended.status is not None else f"signal {ended.signal}"

@@ -20,7 +20,7 @@ from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.prepare import shared_home
 from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare
 from remote_tool.workflows.prepare.server import ask_facts
-from remote_tool.workflows.prepare.shared_home import Sharing, has_one_folder
+from remote_tool.workflows.prepare.shared_home import Sharing, shares_folder
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 from tests.extended.environments.test_facts import stub
@@ -164,10 +164,10 @@ async def test_a_marker_is_seen_in_the_same_folder_only_and_goes(trio: list[Test
     workspace = Workspace.find(make_project(tmp_path / "project", trio))
     async with HostPool(workspace.config) as pool:
         first, second, third = [await pool.host(server.name) for server in trio]
-        assert await has_one_folder(first, second, workspace.config)
-        assert await has_one_folder(second, first, workspace.config)
-        assert not await has_one_folder(first, third, workspace.config)
-        assert not await has_one_folder(third, first, workspace.config)
+        assert await shares_folder(first, second, workspace.config)
+        assert await shares_folder(second, first, workspace.config)
+        assert not await shares_folder(first, third, workspace.config)
+        assert not await shares_folder(third, first, workspace.config)
     assert [list(scripts_of(server).iterdir()) for server in (trio[0], trio[2])] == [[], []]
 
 
@@ -178,7 +178,7 @@ async def test_a_marker_with_another_content_is_none(trio: list[TestServer], tmp
     stub(liar.programs, "head", "echo 0123456789abcdef0123456789abcdef")
     config = workspace.config
     async with HostPool(config) as pool:
-        assert not await has_one_folder(await pool.host("first"), await pool.host("second"), config)
+        assert not await shares_folder(await pool.host("first"), await pool.host("second"), config)
 
 
 async def test_a_step_that_fails_on_the_one_that_works_is_not_tried_by_the_others(
