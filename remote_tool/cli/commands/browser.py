@@ -54,7 +54,11 @@ def jupyter(
             running.append(notebook)
             job, opened = notebook.job, notebook.opened
             how = "is running" if notebook.is_new else "was running already"
-            other = f"; port {opened.wanted} here is not free" if opened.wanted not in {0, opened.listen.port} else ""
+            other = (
+                f"; port {opened.requested_port} here is not free"
+                if opened.requested_port not in {0, opened.listen.port}
+                else ""
+            )
             inform(f"job {job.key} on {job.server}: Jupyter Lab {how}{other}")
             print_data(notebook.url)
             show(notebook.url)

@@ -59,10 +59,10 @@ def _described(opened: Opened) -> str:
     if opened.reverse:
         return f"{opened.listen} on {opened.server} -> {opened.target}"
     text = f"{opened.listen} -> {opened.target} on {opened.server}"
-    if opened.wanted in {0, opened.listen.port}:
+    if opened.requested_port in {0, opened.listen.port}:
         return text
     why = f"goes to {opened.taken_by}" if opened.taken_by else "is not free"
-    return f"{text} (port {opened.wanted} here {why})"
+    return f"{text} (port {opened.requested_port} here {why})"
 
 
 def _as_json(opened: Opened) -> dict[str, Any]:

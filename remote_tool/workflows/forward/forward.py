@@ -1,4 +1,4 @@
-"""forward: connect ports here with ports of servers until the caller is canceled, across reconnects."""
+"""forward: connect ports here with ports of servers until the caller is canceled; reconnect when needed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from remote_tool.errors import JobError, RemoteToolError, UsageError
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.workflows.agent_client import NoAnswerError
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.forward.places import parse_forward
-from remote_tool.workflows.forward.session import Opened, Session
+from remote_tool.workflows.forward.addresses import parse_forward
+from remote_tool.workflows.forward.session import ForwardSession, Opened
 from remote_tool.workflows.jobs.follow import Patience, is_interruption
 from remote_tool.workflows.selection import choose_servers, find_job
 from remote_tool.workflows.status.link_news import LinkNews
@@ -31,8 +31,8 @@ class ForwardRequest:
 
     Attributes:
         forwards: Each as in ``ssh -L``: ``6006``, ``8888:localhost:6006``, ``8888:/path/to.sock``.
-        servers: Empty: all.
-        job: Key or id of a job; without ``forwards``, every port that it listens on.
+        servers: Names; empty: all.
+        job: The key or id of a job; without ``forwards``, every port that it listens on.
         reverse: Listen on the servers and connect to this machine, as in ``ssh -R``.
     """
 
@@ -56,7 +56,12 @@ class ForwardRequest:
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks of a forward: one for each place that is open, and one when all servers have answered or failed."""
+    """Callbacks of a forward.
+
+    Attributes:
+        on_open: Called with each port or socket on which connections are accepted.
+        on_ready: Called once, when every server has answered or failed, unless all have failed.
+    """
 
     on_open: Callable[[Opened], None] = lambda _opened: None
     on_ready: Callable[[], None] = lambda: None
@@ -74,14 +79,14 @@ async def forward(context: Context, request: ForwardRequest, listener: Listener)
     progress = _Progress(context, set(servers), listener)
     # The first server gets the requested ports, the others the next free ones.
     sessions = {
-        server: Session(context, server, forwards, reverse=request.reverse, job=None if forwards else job)
+        server: ForwardSession(context, server, forwards, reverse=request.reverse, job=None if forwards else job)
         for server in servers
     }
-    ours: dict[int, str] = {}
+    port_owners: dict[int, str] = {}
     try:
         for session in sessions.values():
-            session.bind(ours)
-        return await on_every(servers, lambda server: _keep(context, sessions[server], progress))
+            session.bind(port_owners)
+        return await on_every(servers, lambda server: _keep_forwarding(context, sessions[server], progress))
     finally:
         for session in sessions.values():
             await session.close()
@@ -95,7 +100,7 @@ def _running_job(context: Context, word: str) -> Job:
 
 
 class _Progress:
-    """Notes which servers have answered or failed."""
+    """The servers that have answered or failed; calls the listener."""
 
     def __init__(self, context: Context, waiting: set[str], listener: Listener) -> None:
         self._context = context
@@ -111,7 +116,7 @@ class _Progress:
         self._settle(server)
 
     def failed(self, server: str, error: RemoteToolError) -> None:
-        """Report an error now if others keep running: it would be shown only at their end."""
+        """Report an error now if other servers go on: it would be shown only when they end."""
         self._working.discard(server)
         if self._working or self._waiting - {server}:
             self._context.report(Notice(server, f"{error}; nothing is forwarded"))
@@ -124,20 +129,22 @@ class _Progress:
                 self._listener.on_ready()
 
 
-async def _keep(context: Context, session: Session, progress: _Progress) -> None:
-    """Carry a server's connections, reconnecting as often as needed once the server has answered."""
+async def _keep_forwarding(context: Context, session: ForwardSession, progress: _Progress) -> None:
+    """Forward until nothing is left to forward; reconnect as often as needed once the server has answered."""
     # A laptop may be asleep for days.
     news, patience = LinkNews(context, session.server), Patience(math.inf)
     try:
-        while not await _carry(context, session, progress, news, patience):
+        while not await _connect_once(context, session, progress, news, patience):
             pass
     except RemoteToolError as error:
         progress.failed(session.server, error)
         raise
 
 
-async def _carry(context: Context, session: Session, progress: _Progress, news: LinkNews, patience: Patience) -> bool:
-    """Connect once; return whether there is nothing left to forward."""
+async def _connect_once(
+    context: Context, session: ForwardSession, progress: _Progress, news: LinkNews, patience: Patience
+) -> bool:
+    """Forward over one connection; return whether nothing is left to forward."""
 
     def answered() -> None:
         patience.restore()
@@ -155,9 +162,9 @@ async def _carry(context: Context, session: Session, progress: _Progress, news: 
         )
     except RemoteToolError as error:
         problem = error
-    # A port that the server's program still holds after a lost connection is free soon.
-    is_passing = is_interruption(problem) or (session.is_reverse and isinstance(problem, JobError))
-    if not (session.has_worked and is_passing):
+    # The server's program may hold a port for a while after a lost connection.
+    is_temporary = is_interruption(problem) or (session.is_reverse and isinstance(problem, JobError))
+    if not (session.has_worked and is_temporary):
         raise problem
     pause = patience.next_pause(problem)
     news.interrupt(f"{problem}; reconnecting")

@@ -18,8 +18,8 @@ from remote_tool.jobs.job import JUPYTER_MARK, JobState
 from remote_tool.protocol.marks import JOB_MARKER
 from remote_tool.redaction import hide, redact
 from remote_tool.workflows.events import Notice, ignore
+from remote_tool.workflows.forward.addresses import HIGHEST_PORT
 from remote_tool.workflows.forward.forward import ForwardRequest, Listener, forward
-from remote_tool.workflows.forward.places import HIGHEST_PORT
 from remote_tool.workflows.jobs.follow import LONGEST_PAUSE, wait_for_jobs
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.jobs.run import RunRequest, run_command
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8888
 START_SECONDS = 120.0
 SOCKET = "jupyter.sock"
-_ASK = (
+_IS_INSTALLED = (
     """python -c 'import importlib.util as u; print("jupyterlab is", "here" if u.find_spec("jupyterlab") else "not")'"""
 )
-# The folder is made by this job or not at all, so it is ours. The runtime file, which has the token, is only in there.
-# A program that stops the job signals all its processes, so the trap waits only for Jupyter's own end.
+# The job fails if the folder exists, so it is ours, and the runtime file with the token is in it alone.
+# A stop signals all processes of the job, so the trap waits only for Jupyter's own end.
 _COMMAND = """\
 {mark}folder={folder}
 mkdir -m 700 "$folder" || exit 1
@@ -51,7 +51,7 @@ trap 'exit 143' TERM
 JUPYTER_RUNTIME_DIR="$folder" python -m jupyterlab --no-browser --allow-root \
 --ServerApp.sock={socket} --ServerApp.sock_mode=0600
 """
-_READ = """\
+_READ_RUNTIME_FILE = """\
 count=0
 until grep -q '"token"' {folder}/jpserver-*.json 2>/dev/null; do
     count=$((count + 1)); [ "$count" -lt 15 ] || exit 1
@@ -64,12 +64,12 @@ cat {folder}/jpserver-*.json
 
 @dataclass(frozen=True)
 class JupyterRequest:
-    """Jupyter Lab on one server.
+    """A choice of the server that runs Jupyter Lab.
 
     Attributes:
-        servers: One, or none if the project has only one.
-        port: Here; the next free one if it is in use. None: 8888.
-        devices: GPUs to expose, by number or UUID, if it is not running yet; empty: as configured.
+        servers: One name, or none if the project has only one server.
+        port: The port here; the next free one if it is in use. None: 8888.
+        devices: GPUs to expose, by number or UUID, unless it is running already; empty: as configured.
     """
 
     servers: tuple[str, ...] = ()
@@ -86,10 +86,10 @@ class JupyterRequest:
 
 @dataclass(frozen=True)
 class Notebook:
-    """Jupyter Lab, reachable here.
+    """Jupyter Lab on a server, which can be reached here.
 
     Attributes:
-        job: The job that it runs in.
+        job: The job in which it runs.
         url: Its address here, with its token.
         opened: The port here.
         is_new: Whether it was started just now.
@@ -112,25 +112,25 @@ async def jupyter(context: Context, request: JupyterRequest, on_open: Callable[[
     server = choose_one_server(context.config, request.servers, "Jupyter Lab", "jupyter")
     found = await _find(context, server)
     job = found or await _start(context, server, request)
-    page = await _page(context, job)
+    page = await _wait_for_page(context, job)
     port = DEFAULT_PORT if request.port is None else request.port
 
     def opened(each: Opened) -> None:
         url = f"http://localhost:{each.listen.port}{page}"
         on_open(Notebook(job, url, each, is_new=found is None))
 
-    target = _Places.on(context, server, job.id).target
+    target = _NotebookPaths.on(context, server, job.id).target
     await _forward(context, job, ForwardRequest((f"{port}:{target}",), (server,)), Listener(opened))
 
 
 @dataclass(frozen=True)
-class _Places:
-    """The files of one notebook.
+class _NotebookPaths:
+    """The paths of one notebook on its server.
 
     Attributes:
-        folder: Private to the user; absolute, for the shell of the job.
-        socket: The socket as Jupyter gets it, short enough for the address of a socket.
-        target: The socket as the agent connects to it.
+        folder: A folder private to the user; absolute, for the shell of the job.
+        socket: The socket for Jupyter, short enough for the address of a socket.
+        target: The socket for the agent, which connects to it.
     """
 
     folder: str
@@ -138,11 +138,11 @@ class _Places:
     target: str
 
     @classmethod
-    def on(cls, context: Context, server: str, job_id: str) -> _Places:
-        """Return the places on a server.
+    def on(cls, context: Context, server: str, job_id: str) -> _NotebookPaths:
+        """Return the paths of a job's notebook.
 
-        They are on a disk of this machine, where a home may be shared; behind a launch command, only the project folder
-        is certain to be the same inside and outside.
+        They are on a disk of the server itself, as a home may be shared. Behind a launch command, they are in the
+        project's folder: nothing else is certain to be the same inside and outside.
         """
         if context.config.entry_of(server) is None:
             folder = f"/tmp/remote-tool-{job_id}"  # noqa: S108 - made with mkdir, which fails if it exists
@@ -152,7 +152,7 @@ class _Places:
 
 
 async def _find(context: Context, server: str) -> Job | None:
-    """Return the newest notebook that runs on a server, whoever started it."""
+    """Return the newest notebook that runs on a server, no matter from which laptop it was started."""
     answer = (await list_jobs(context, JobSelection(servers=(server,), hidden=True))).raise_if_any_failed()
     running = {JobState.STARTING, JobState.RUNNING}
     found = [job for job in answer.jobs if job.command.startswith(JUPYTER_MARK) and job.state in running]
@@ -160,16 +160,16 @@ async def _find(context: Context, server: str) -> Job | None:
 
 
 async def _start(context: Context, server: str, request: JupyterRequest) -> Job:
-    said = await _run(context, server, _ASK)
-    if "jupyterlab is not" in said.stdout:
+    result = await _run(context, server, _IS_INSTALLED)
+    if "jupyterlab is not" in result.stdout:
         message = f"{server}: Jupyter Lab is not installed in the environment there"
-        raise JobError(message, hint=_how_to_install(context.config, server), server=server)
-    if "jupyterlab is here" not in said.stdout:
-        why = redact(said.stderr.strip())[-500:] or f"exit code {said.exit_code}"
+        raise JobError(message, hint=_install_hint(context.config, server), server=server)
+    if "jupyterlab is here" not in result.stdout:
+        why = redact(result.stderr.strip())[-500:] or f"exit code {result.exit_code}"
         raise JobError(f"{server}: cannot tell whether Jupyter Lab is installed: {why}", server=server)
-    places = _Places.on(context, server, f"${JOB_MARKER}")
+    paths = _NotebookPaths.on(context, server, f"${JOB_MARKER}")
     start = StartRequest(
-        _COMMAND.format(mark=JUPYTER_MARK, folder=places.folder, socket=places.socket),
+        _COMMAND.format(mark=JUPYTER_MARK, folder=paths.folder, socket=paths.socket),
         (server,),
         {"JUPYTER_TOKEN": secrets.token_hex(24)},
         sync=False,
@@ -182,38 +182,38 @@ async def _start(context: Context, server: str, request: JupyterRequest) -> Job:
     return (await start_jobs(context, [start])).raise_if_any_failed().jobs[0]
 
 
-def _how_to_install(config: Config, server: str) -> str:
+def _install_hint(config: Config, server: str) -> str:
     install = f"remote-tool run --server {server} --cmd 'pip install jupyterlab'"
     if config.servers[server].container is not None:
-        # Of a container, only the home folder is kept.
+        # Only the home folder of a container is kept.
         return f"{install.replace('install ', 'install --user ')}, or use an image that has it"
     if config.entry_of(server) is not None:
         return install
     return f"{install}, or add jupyterlab to requirements.txt and run remote-tool prepare"
 
 
-async def _page(context: Context, job: Job) -> str:
-    """Wait until a notebook has written where it listens; return its page, with its token.
+async def _wait_for_page(context: Context, job: Job) -> str:
+    """Wait until a notebook has written its runtime file; return the path of its page, with its token.
 
     Raises:
         JobError: It has ended, or takes too long.
     """
-    script = _READ.format(folder=f'"{_Places.on(context, job.server, job.id).folder}"', job=job.id)
-    began, is_told = time.monotonic(), False
+    script = _READ_RUNTIME_FILE.format(folder=f'"{_NotebookPaths.on(context, job.server, job.id).folder}"', job=job.id)
+    began, is_reported = time.monotonic(), False
     while time.monotonic() - began < START_SECONDS:
-        said = (await _run(context, job.server, script)).stdout
-        if page := _page_in(said.rpartition(f"{job.id}\n")[2]):
+        output = (await _run(context, job.server, script)).stdout
+        if page := _parse_page(output.rpartition(f"{job.id}\n")[2]):
             return page
-        await _check_running(context, job)
-        if not is_told:
-            is_told = True
+        await _raise_if_ended(context, job)
+        if not is_reported:
+            is_reported = True
             context.report(Notice(job.server, f"waiting for Jupyter Lab, job {job.key}, to start"))
     message = f"{job.server}: Jupyter Lab did not start within {START_SECONDS:.0f} s"
     raise JobError(message, hint=f"remote-tool job-tail {job.key}", server=job.server)
 
 
-def _page_in(text: str) -> str:
-    """Return the page that a runtime file names; empty if it is incomplete."""
+def _parse_page(text: str) -> str:
+    """Return the path of the page that a runtime file names; empty if the file is incomplete."""
     try:
         info = json.loads(text)
     except ValueError:
@@ -222,11 +222,11 @@ def _page_in(text: str) -> str:
     if not isinstance(token, str) or not isinstance(base, str) or not base.startswith("/"):
         return ""
     hide([token])
-    # One that the user's own configuration of Jupyter has turned off is empty.
+    # A token that the user's own configuration of Jupyter has turned off is empty.
     return f"{quote(base)}lab" + (f"?token={quote(token, safe='')}" if token else "")
 
 
-async def _check_running(context: Context, job: Job) -> None:
+async def _raise_if_ended(context: Context, job: Job) -> None:
     answer = (await list_jobs(context, JobSelection(jobs=(job.id,), hidden=True))).raise_if_any_failed()
     if any(each.state.is_finished for each in answer.jobs):
         hint = f"remote-tool job-tail {job.key} --no-follow"
@@ -240,7 +240,7 @@ async def _run(context: Context, server: str, command: str) -> RunResult:
 
 
 async def _forward(context: Context, job: Job, request: ForwardRequest, listener: Listener) -> None:
-    """Forward until the job has ended."""
+    """Forward to a job until it has ended."""
     forwarding = asyncio.create_task(forward(context, request, listener))
     ending = asyncio.create_task(_wait_for_end(context, job))
     try:
@@ -257,7 +257,7 @@ async def _forward(context: Context, job: Job, request: ForwardRequest, listener
 
 
 async def _wait_for_end(context: Context, job: Job) -> None:
-    """Wait until a job has ended, however long its server is away, which the forward reports."""
+    """Wait until a job has ended, no matter how long its server cannot be reached: the forward reports that."""
     while True:
         with suppress(RemoteToolError):
             answer = await wait_for_jobs(replace(context, report=ignore), JobSelection(jobs=(job.id,), hidden=True))

@@ -1,15 +1,17 @@
-"""The forwards of one server: ports here that outlast its connections, and the tunnel of the current one."""
+"""The forwards of one server: ports here, which outlast connections, and the tunnel of the current connection."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import ConnectError, JobError
+from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.protocol.tunnel import CHUNK, REFUSED, StreamResetError, Tunnel, connect, reset
 from remote_tool.workflows.agent_client import (
     NoAnswerError,
@@ -18,11 +20,9 @@ from remote_tool.workflows.agent_client import (
     provide_supervisor,
 )
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.forward.local_ports import bind_free_port
-from remote_tool.workflows.forward.places import HIGHEST_PORT, Forward, Place
+from remote_tool.workflows.forward.addresses import HIGHEST_PORT, Forward, SocketAddress
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
     from remote_tool.jobs.job import Job
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 FIRST_ANSWER_SECONDS = 60.0
-# A connection made while the server is away waits this long.
+# A connection waits this long for a server that has no connection now.
 RECONNECT_SECONDS = 15.0
 # The server ends a forward whose client is silent for two minutes.
 ALIVE_SECONDS = 20.0
@@ -41,29 +41,33 @@ MOST_PORTS_OF_JOB = 64
 MOST_NAMED = 8
 # An IPv6 address with its zone.
 LONGEST_HOST = 63
+# Ports to try here after the requested one.
+MOST_TRIES = 100
+_NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A place where connections are accepted.
+    """A port or socket on which connections are accepted.
 
     Attributes:
         server: The server.
-        listen: Where: here, or on the server if ``reverse``.
-        target: Where connections go: on the server, or here if ``reverse``.
-        wanted: The port that was asked for here; another one if it is in use.
-        taken_by: The server of this forward that has the wanted port; empty if another program has it, or nothing.
+        listen: Its address: here, or on the server if ``reverse``.
+        target: The address to which connections go: on the server, or here if ``reverse``.
+        reverse: Whether the server listens.
+        requested_port: The port that was requested here; ``listen`` has another one if it is in use.
+        taken_by: The server of this forward that has the requested port; empty if no server has it.
     """
 
     server: str
-    listen: Place
-    target: Place
+    listen: SocketAddress
+    target: SocketAddress
     reverse: bool = False
-    wanted: int = 0
+    requested_port: int = 0
     taken_by: str = ""
 
 
-class Session:
+class ForwardSession:
     """The forwards of one server.
 
     Attributes:
@@ -81,28 +85,32 @@ class Session:
         self.is_reverse = reverse
         self._job = job
         self._opened: list[Opened] = []
-        self._sockets: dict[Place, list[socket.socket]] = {}
+        self._sockets: dict[SocketAddress, list[socket.socket]] = {}
         self._listeners: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._tunnel: Tunnel | None = None
         self._is_connected = asyncio.Event()
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
-    def bind(self, ours: dict[int, str]) -> None:
-        """Listen here, without accepting connections yet, and note the ports with the server; raises UsageError."""
+    def bind(self, port_owners: dict[int, str]) -> None:
+        """Listen here, without accepting connections yet, and note the server as the owner of the ports.
+
+        Raises:
+            UsageError: This machine does not have the address.
+        """
         for each in self._forwards:
             if self.is_reverse:
                 self._opened.append(Opened(self.server, each.listen, each.target, reverse=True))
             else:
                 opened = self._bind(each)
-                self._opened.append(replace(opened, taken_by=ours.get(opened.wanted, "")))
-                ours[opened.listen.port] = self.server
+                self._opened.append(replace(opened, taken_by=port_owners.get(opened.requested_port, "")))
+                port_owners[opened.listen.port] = self.server
 
     async def run(self, host: Host, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> bool:
         """Carry connections over this connection until it ends; return whether the job has ended.
 
         Raises:
-            JobError: The server refuses, such as a port that is in use there.
+            JobError: The server refuses, for example because a port is in use there.
             ConnectionLostError: The connection was lost.
         """
         try:
@@ -144,11 +152,11 @@ class Session:
         on_open: Callable[[Opened], None],
         on_answer: Callable[[], None],
     ) -> bool:
-        staying: asyncio.Task[None] | None = None
+        keep_alive: asyncio.Task[None] | None = None
         try:
             async for frame in _frames(conversation, self.server):
                 if "ready" in frame.header:
-                    staying = staying or asyncio.create_task(_say_alive(tunnel))
+                    keep_alive = keep_alive or asyncio.create_task(_send_alive(tunnel))
                     await self._begin(tunnel, on_open, on_answer)
                 elif "over" in frame.header and self._job is not None:
                     self._end_with_job(self._job)
@@ -158,8 +166,8 @@ class Session:
                 else:
                     tunnel.take(frame.header, frame.body)
         finally:
-            if staying is not None:
-                staying.cancel()
+            if keep_alive is not None:
+                keep_alive.cancel()
         return False
 
     async def _begin(self, tunnel: Tunnel, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> None:
@@ -177,35 +185,35 @@ class Session:
         if not self._sockets:
             message = f"Job {job.key} has ended, and none of its ports was forwarded"
             raise JobError(message, hint=f"remote-tool job-tail {job.key}", server=self.server)
-        self._tell(f"job {job.key} has ended; its ports are closed")
+        self._report_once(f"job {job.key} has ended; its ports are closed")
 
     async def _add_ports(self, header: Mapping[str, Any], on_open: Callable[[Opened], None]) -> None:
-        """Forward the ports of the job that are new, each to the same port here."""
-        ports, others = _ports_in(header)
+        """Forward the new ports of the job, each from the same port here."""
+        ports, others = _parse_ports(header)
         for target in ports:
             if target not in self._sockets and len(self._sockets) < MOST_PORTS_OF_JOB:
-                opened = self._bind(Forward(Place(port=target.port), target))
+                opened = self._bind(Forward(SocketAddress(port=target.port), target))
                 await self._accept_at(opened)
                 on_open(opened)
         if header.get("elsewhere"):
-            self._tell(
+            self._report_once(
                 "the job has a network of its own, whose ports cannot be forwarded; start it in the host's network"
             )
         if not ports and not others:
-            self._tell("the job listens on no port yet; waiting")
+            self._report_once("the job listens on no port yet; waiting")
         if others:
             more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-            self._tell(
+            self._report_once(
                 f"ports that the system chose for the job are not forwarded: {', '.join(map(str, others[:MOST_NAMED]))}"
                 f"{more}; to forward one: remote-tool forward {others[0]} --server {self.server}",
                 about="others",
             )
 
-    def _bind(self, wanted: Forward) -> Opened:
-        sockets, port = bind_free_port(wanted.listen)
-        self._sockets[wanted.target] = [*self._sockets.get(wanted.target, []), *sockets]
-        listen = Place(wanted.listen.host, port)
-        return Opened(self.server, listen, wanted.target, wanted=wanted.listen.port)
+    def _bind(self, requested: Forward) -> Opened:
+        sockets, port = bind_free_port(requested.listen)
+        self._sockets[requested.target] = [*self._sockets.get(requested.target, []), *sockets]
+        listen = SocketAddress(requested.listen.host, port)
+        return Opened(self.server, listen, requested.target, requested_port=requested.listen.port)
 
     async def _accept_at(self, opened: Opened) -> None:
         for each in self._sockets[opened.target]:
@@ -213,7 +221,9 @@ class Session:
                 accept = partial(self._start_carrying, opened.target)
                 self._listeners.append(await asyncio.start_server(accept, sock=each, limit=CHUNK))
 
-    def _start_carrying(self, target: Place, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _start_carrying(
+        self, target: SocketAddress, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._start(self._carry((reader, writer), target))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -221,19 +231,19 @@ class Session:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, connection: Connection, target: Place) -> None:
-        """Carry a connection that was accepted here; its failures are reset there and reported here once."""
+    async def _carry(self, connection: Connection, target: SocketAddress) -> None:
+        """Carry a connection that was accepted here; if this fails, reset it, and report the reason once."""
         try:
             async with asyncio.timeout(RECONNECT_SECONDS):
                 await self._is_connected.wait()
             if self._tunnel is None:
                 raise ConnectionResetError
             await self._tunnel.carry(connection, target.as_target())
-            self._forget(target)
+            self._note_success(target)
         except StreamResetError as error:
-            self._report(target, f"on {self.server}", str(error))
+            self._report_failure(target, f"on {self.server}", str(error))
         except OSError:
-            # The connection to the server, which is reported elsewhere, or the program here has closed its own.
+            # The connection to the server was lost, which is reported elsewhere, or the program here closed its own.
             reset(connection[1])
         except asyncio.CancelledError:
             reset(connection[1])
@@ -246,34 +256,38 @@ class Session:
         target = self._forwards[number].target
         try:
             if target.path:
-                connection = await asyncio.open_unix_connection(_expanded(target.path), limit=CHUNK)
+                connection = await asyncio.open_unix_connection(_expand(target.path), limit=CHUNK)
             else:
                 connection = await connect(target.host, target.port)
         except OSError as error:
             is_refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-            self._report(target, "here", REFUSED if is_refused else str(error.strerror or error))
+            self._report_failure(target, "here", REFUSED if is_refused else str(error.strerror or error))
             raise
-        self._forget(target)
+        self._note_success(target)
         return connection
 
-    def _report(self, target: Place, where: str, why: str) -> None:
-        """Report why connections to a target fail, once until one succeeds."""
+    def _report_failure(self, target: SocketAddress, where: str, why: str) -> None:
+        """Report once why connections to a target fail; again only after one has succeeded."""
         if why == REFUSED:
-            self._tell(f"nothing listens on {target} {where}", about=str(target))
+            self._report_once(f"nothing listens on {target} {where}", about=str(target))
         elif why:
-            self._tell(f"cannot connect to {target} {where}: {why}", about=str(target))
+            self._report_once(f"cannot connect to {target} {where}: {why}", about=str(target))
 
-    def _tell(self, text: str, *, about: str = "") -> None:
-        if (about or text) not in self._said:
-            self._said.add(about or text)
+    def _report_once(self, text: str, *, about: str = "") -> None:
+        if (about or text) not in self._reported:
+            self._reported.add(about or text)
             self._context.report(Notice(self.server, text))
 
-    def _forget(self, target: Place) -> None:
-        self._said.discard(str(target))
+    def _note_success(self, target: SocketAddress) -> None:
+        self._reported.discard(str(target))
+
+
+def _expand(path: str) -> str:
+    return str(Path(path).expanduser())
 
 
 async def _frames(conversation: Conversation, server: str) -> AsyncIterator[Frame]:
-    """Yield the frames of an answer whose first one must come soon; later ones may take any time."""
+    """Yield the frames of an answer; only the first one has to come soon."""
     frames = conversation.frames()
     try:
         async with asyncio.timeout(FIRST_ANSWER_SECONDS):
@@ -293,32 +307,67 @@ async def _write(conversation: Conversation, frame: bytes) -> None:
         raise ConnectionResetError(str(error)) from error
 
 
-async def _say_alive(tunnel: Tunnel) -> None:
+async def _send_alive(tunnel: Tunnel) -> None:
     with suppress(OSError):
         while True:
             await asyncio.sleep(ALIVE_SECONDS)
             await tunnel.send({"alive": True})
 
 
-def _ports_in(header: Mapping[str, Any]) -> tuple[list[Place], list[int]]:
-    """Return the ports in an answer, and those that the system chose."""
-    places = []
+def _parse_ports(header: Mapping[str, Any]) -> tuple[list[SocketAddress], list[int]]:
+    """Return the ports of a job that can be forwarded, and those that the system chose."""
+    ports = []
     for each in _list_of(header, "ports"):
         match each:
             case [str(host), int(port)] if 0 < port <= HIGHEST_PORT and _is_printable_host(host):
-                places.append(Place(host, port))
+                ports.append(SocketAddress(host, port))
     others = [port for port in _list_of(header, "others") if type(port) is int and 0 < port <= HIGHEST_PORT]
-    return places, others
+    return ports, others
 
 
 def _is_printable_host(host: str) -> bool:
     return len(host) <= LONGEST_HOST and host.isprintable()
 
 
-def _expanded(path: str) -> str:
-    return str(Path(path).expanduser())
-
-
 def _list_of(header: Mapping[str, Any], name: str) -> list[Any]:
     found = header.get(name)
     return found if isinstance(found, list) else []
+
+
+def bind_free_port(address: SocketAddress) -> tuple[list[socket.socket], int]:
+    """Listen on a port, or on the next one that is free; return the sockets and the port.
+
+    Raises:
+        UsageError: This machine does not have the address.
+    """
+    for port in range(address.port, min(address.port + MOST_TRIES, 65536)):
+        try:
+            return _listen(address.hosts, port)
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                break
+            if error.errno != errno.EADDRINUSE:
+                raise UsageError(
+                    f"Cannot listen on {address.host}: {error.strerror or error}",
+                    hint="Give an address of this machine",
+                ) from None
+    return _listen(address.hosts, 0)
+
+
+def _listen(hosts: tuple[str, ...], port: int) -> tuple[list[socket.socket], int]:
+    """Listen on one port of all addresses; only the first has to exist, as a machine may have no IPv6."""
+    sockets: list[socket.socket] = []
+    try:
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                sockets.append(socket.create_server((host, port), family=family))
+            except OSError as error:
+                if not sockets or error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+            port = port or int(sockets[0].getsockname()[1])
+    except BaseException:
+        for each in sockets:
+            each.close()
+        raise
+    return sockets, port

@@ -8,35 +8,37 @@ from contextlib import ExitStack
 import pytest
 
 from remote_tool.errors import UsageError
+from remote_tool.workflows.forward.addresses import Forward, SocketAddress, parse_forward
 from remote_tool.workflows.forward.forward import ForwardRequest
-from remote_tool.workflows.forward.local_ports import bind_free_port
-from remote_tool.workflows.forward.places import Forward, Place, parse_forward
+from remote_tool.workflows.forward.session import bind_free_port
 
 
 @pytest.mark.parametrize(
     ("text", "listen", "target"),
     [
-        ("6006", Place(port=6006), Place(port=6006)),
-        ("8888:6006", Place(port=8888), Place(port=6006)),
-        ("0:6006", Place(port=0), Place(port=6006)),
-        ("8888:localhost:6006", Place(port=8888), Place(port=6006)),
-        ("8888:db.internal:5432", Place(port=8888), Place("db.internal", 5432)),
-        ("8888:[fd00::1]:5432", Place(port=8888), Place("fd00::1", 5432)),
-        ("0.0.0.0:8888:localhost:6006", Place("0.0.0.0", 8888), Place(port=6006)),
-        ("*:8888:6006", Place("*", 8888), Place(port=6006)),
-        ("[::1]:8888:6006", Place("::1", 8888), Place(port=6006)),
-        ("8888:/run/a b.sock", Place(port=8888), Place(path="/run/a b.sock")),
-        ("0.0.0.0:8888:~/a.sock", Place("0.0.0.0", 8888), Place(path="~/a.sock")),
-        ("/run/a.sock", Place(), Place(path="/run/a.sock")),
+        ("6006", SocketAddress(port=6006), SocketAddress(port=6006)),
+        ("8888:6006", SocketAddress(port=8888), SocketAddress(port=6006)),
+        ("0:6006", SocketAddress(port=0), SocketAddress(port=6006)),
+        ("8888:localhost:6006", SocketAddress(port=8888), SocketAddress(port=6006)),
+        ("8888:db.internal:5432", SocketAddress(port=8888), SocketAddress("db.internal", 5432)),
+        ("8888:[fd00::1]:5432", SocketAddress(port=8888), SocketAddress("fd00::1", 5432)),
+        ("0.0.0.0:8888:localhost:6006", SocketAddress("0.0.0.0", 8888), SocketAddress(port=6006)),
+        ("*:8888:6006", SocketAddress("*", 8888), SocketAddress(port=6006)),
+        ("[::1]:8888:6006", SocketAddress("::1", 8888), SocketAddress(port=6006)),
+        ("8888:/run/a b.sock", SocketAddress(port=8888), SocketAddress(path="/run/a b.sock")),
+        ("0.0.0.0:8888:~/a.sock", SocketAddress("0.0.0.0", 8888), SocketAddress(path="~/a.sock")),
+        ("/run/a.sock", SocketAddress(), SocketAddress(path="/run/a.sock")),
     ],
 )
-def test_a_forward_is_written_as_for_ssh(text: str, listen: Place, target: Place) -> None:
+def test_a_forward_is_written_as_for_ssh(text: str, listen: SocketAddress, target: SocketAddress) -> None:
     assert parse_forward(text) == Forward(listen, target)
 
 
 def test_a_reverse_forward_may_listen_on_a_socket_of_the_server() -> None:
-    assert parse_forward("~/s.sock:6006", reverse=True) == Forward(Place(path="~/s.sock"), Place(port=6006))
-    assert parse_forward("6006", reverse=True) == Forward(Place(port=6006), Place(port=6006))
+    assert parse_forward("~/s.sock:6006", reverse=True) == Forward(
+        SocketAddress(path="~/s.sock"), SocketAddress(port=6006)
+    )
+    assert parse_forward("6006", reverse=True) == Forward(SocketAddress(port=6006), SocketAddress(port=6006))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_a_port_that_is_taken_here_gets_the_next_free_one() -> None:
     with ExitStack() as stack:
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = taken.getsockname()[1]
-        sockets, found = bind_free_port(Place(port=port))
+        sockets, found = bind_free_port(SocketAddress(port=port))
         for each in sockets:
             stack.enter_context(each)
         assert found != port
@@ -97,4 +99,4 @@ def test_a_port_that_is_taken_here_gets_the_next_free_one() -> None:
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^Cannot listen on 192\.0\.2\.1: "):
-        bind_free_port(Place("192.0.2.1", 6006))
+        bind_free_port(SocketAddress("192.0.2.1", 6006))

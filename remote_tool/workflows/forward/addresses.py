@@ -1,4 +1,4 @@
-"""The two ends of a forward: a port or socket to listen on, and a target, written as for ``ssh -L`` and ``ssh -R``."""
+"""Parse forwards, which are written as for ``ssh -L`` and ``ssh -R``: an address to listen on, and a target."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from remote_tool.errors import UsageError
 LOCALHOST = "localhost"
 HIGHEST_PORT = 65535
 HINT = "Give a port, or a forward as in ssh -L: 8888:localhost:6006, 8888:/path/to.sock, 0.0.0.0:8888:localhost:6006"
-# Addresses in brackets may have colons.
+# An address in brackets may have colons.
 _PARTS = re.compile(r"\[[^\[\]]*\]|[^:\[\]]+")
-_SEVERAL = {LOCALHOST: ("127.0.0.1", "::1"), "*": ("0.0.0.0", "::")}  # noqa: S104 - asked for with "*"
+_SEVERAL = {LOCALHOST: ("127.0.0.1", "::1"), "*": ("0.0.0.0", "::")}  # noqa: S104 - requested by "*"
 
 
 @dataclass(frozen=True)
-class Place:
+class SocketAddress:
     """A port of a host, or a Unix socket.
 
     Attributes:
@@ -40,20 +40,20 @@ class Place:
         return _SEVERAL.get(self.host, (self.host,))
 
     def as_target(self) -> dict[str, Any]:
-        """Return it as the agent connects to it."""
+        """Return the keys of a request with which the agent connects to it."""
         return {"path": self.path} if self.path else {"host": self.host, "port": self.port}
 
     def as_listener(self) -> dict[str, Any]:
-        """Return it as the agent listens on it."""
+        """Return the keys of a request with which the agent listens on it."""
         return {"path": self.path} if self.path else {"hosts": list(self.hosts), "port": self.port}
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A place to listen on, and the place where its connections go."""
+    """An address to listen on, and the one to which its connections go."""
 
-    listen: Place
-    target: Place
+    listen: SocketAddress
+    target: SocketAddress
 
 
 def parse_forward(text: str, *, reverse: bool = False) -> Forward:
@@ -65,41 +65,42 @@ def parse_forward(text: str, *, reverse: bool = False) -> Forward:
     parts = _PARTS.findall(text)
     if ":".join(parts) != text or not 1 <= len(parts) <= 4:  # noqa: PLR2004 - address, port, host, port
         raise _invalid(text)
-    listening, *target = parts
+    listen_on, *target = parts
     bind = ""
-    if target and not listening.isdigit() and not _is_path(listening):
-        bind, listening, *target = listening, *target
-    if _is_path(listening):
-        return _at_path(text, listening, target, reverse=reverse, bind=bind)
-    listen = Place(
-        _host(text, bind) if bind else LOCALHOST, _port(text, listening, lowest=0 if target and not reverse else 1)
+    if target and not listen_on.isdigit() and not _is_path(listen_on):
+        bind, listen_on, *target = listen_on, *target
+    if _is_path(listen_on):
+        return _parse_with_socket(text, listen_on, target, reverse=reverse, bind=bind)
+    listen = SocketAddress(
+        _parse_host(text, bind) if bind else LOCALHOST,
+        _parse_port(text, listen_on, lowest=0 if target and not reverse else 1),
     )
-    return Forward(listen, _target(text, target or [listening]))
+    return Forward(listen, _parse_target(text, target or [listen_on]))
 
 
-def _at_path(text: str, path: str, target: list[str], *, reverse: bool, bind: str) -> Forward:
+def _parse_with_socket(text: str, path: str, target: list[str], *, reverse: bool, bind: str) -> Forward:
     if bind or bool(target) is not reverse:
         raise _invalid(text)
     if reverse:
-        return Forward(Place(path=path), _target(text, target))
-    return Forward(Place(), Place(path=path))
+        return Forward(SocketAddress(path=path), _parse_target(text, target))
+    return Forward(SocketAddress(), SocketAddress(path=path))
 
 
-def _target(text: str, parts: list[str]) -> Place:
+def _parse_target(text: str, parts: list[str]) -> SocketAddress:
     match parts:
         case [path] if _is_path(path):
-            return Place(path=path)
+            return SocketAddress(path=path)
         case [port]:
-            return Place(LOCALHOST, _port(text, port))
+            return SocketAddress(LOCALHOST, _parse_port(text, port))
         case [host, port] if not _is_path(host):
-            return Place(_host(text, host), _port(text, port))
+            return SocketAddress(_parse_host(text, host), _parse_port(text, port))
     raise _invalid(text)
 
 
-def _host(text: str, word: str) -> str:
+def _parse_host(text: str, word: str) -> str:
     host = word.strip("[]")
     try:
-        # As the name is looked up; a label may be empty or too long.
+        # The look-up encodes it in the same way; a label may be empty or too long.
         is_name = bool(host.encode("idna"))
     except UnicodeError:
         is_name = False
@@ -108,7 +109,7 @@ def _host(text: str, word: str) -> str:
     return host
 
 
-def _port(text: str, word: str, *, lowest: int = 1) -> int:
+def _parse_port(text: str, word: str, *, lowest: int = 1) -> int:
     if not (word.isascii() and word.isdigit()):
         raise _invalid(text)
     if not lowest <= int(word[:9]) <= HIGHEST_PORT:
