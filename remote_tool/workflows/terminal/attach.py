@@ -1,4 +1,4 @@
-"""job-attach: the terminal of a running job."""
+"""job-attach: connect to the terminal of a running job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import UsageError
 from remote_tool.workflows.jobs.listing import list_jobs, load_matching
 from remote_tool.workflows.selection import JobSelection, choose_jobs, listed
-from remote_tool.workflows.terminal.session import End, hold_on
+from remote_tool.workflows.terminal.session import SessionEnd, serve_terminal_reconnecting
 
 if TYPE_CHECKING:
     from remote_tool.errors import JobError
@@ -23,19 +23,19 @@ class Attached:
 
     Attributes:
         job: The job.
-        end: How.
+        end: The end of the session.
         ended_unseen: Whether the job ended while the connection was lost, and its last output was not shown.
     """
 
     job: Job
-    end: End
+    end: SessionEnd
     ended_unseen: bool = False
 
 
 async def attach(context: Context, selection: JobSelection, screen: Screen) -> Attached:
     """Attach a screen to the terminal of the selected job, or the only one, until the job ends or the user detaches.
 
-    A lost connection is made again.
+    If the connection is lost, it connects again.
 
     Raises:
         UsageError: Not one job is selected, it has no terminal, or it has ended.
@@ -43,7 +43,7 @@ async def attach(context: Context, selection: JobSelection, screen: Screen) -> A
         ConnectError: Its server cannot be reached.
     """
     if not selection.is_explicit:
-        return await attach_to(context, await _only_one(context, selection), screen)
+        return await attach_to(context, await _find_only_job(context, selection), screen)
     jobs = choose_jobs(load_matching(context, selection)[0], selection)
     if len(jobs) != 1:
         raise UsageError(
@@ -52,7 +52,7 @@ async def attach(context: Context, selection: JobSelection, screen: Screen) -> A
     return await attach_to(context, jobs[0], screen)
 
 
-async def _only_one(context: Context, selection: JobSelection) -> Job:
+async def _find_only_job(context: Context, selection: JobSelection) -> Job:
     answer = await list_jobs(context, selection)
     found = [job for job in answer.jobs if job.terminal and job.may_run]
     if len(found) == 1:
@@ -73,18 +73,18 @@ async def attach_to(context: Context, job: Job, screen: Screen) -> Attached:
     if not job.terminal:
         hint = f"remote-tool job-tail {job.key}; for a terminal, start it with job-run --tty"
         raise UsageError(f"Job {job.key} has no terminal", hint=hint)
-    after = f"remote-tool job-tail {job.key}"
+    tail = f"remote-tool job-tail {job.key}"
     if job.state.is_final:
-        raise UsageError(f"Job {job.key} has ended", hint=after)
-    request = {"job": job.id, "label": f"Job {job.key}", "hint": after}
-    end = await hold_on(context, job.server, "attach", request, screen)
-    return Attached(job, end) if end.refusal is None else await _look_at_end(context, job, end.refusal)
+        raise UsageError(f"Job {job.key} has ended", hint=tail)
+    request = {"job": job.id, "label": f"Job {job.key}", "hint": tail}
+    end = await serve_terminal_reconnecting(context, job.server, "attach", request, screen)
+    return Attached(job, end) if end.refusal is None else await _find_end(context, job, end.refusal)
 
 
-async def _look_at_end(context: Context, job: Job, refusal: JobError) -> Attached:
-    """Return how a job ended meanwhile; raise the refusal if it has not."""
+async def _find_end(context: Context, job: Job, refusal: JobError) -> Attached:
+    """Return the end of a job that has ended meanwhile; raise the refusal if it has not ended."""
     answer = await list_jobs(context, JobSelection(jobs=(job.id,)))
     ended = [each for each in answer.jobs if each.id == job.id and each.state.is_finished]
     if not ended:
         raise refusal
-    return Attached(ended[0], End(ended[0].program_exit_code), ended_unseen=True)
+    return Attached(ended[0], SessionEnd(ended[0].program_exit_code), ended_unseen=True)

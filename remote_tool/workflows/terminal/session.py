@@ -1,6 +1,6 @@
-"""Carry bytes between the user's screen and a program on a server, until one of them ends it.
+"""Carry bytes between the user's screen and a program on a server, until the program ends or the user detaches.
 
-A program that outlasts its connection is connected with again, and the screen continues where it was.
+A program that outlasts a lost connection is connected again, and the screen continues where it was.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Channel, Host
     from remote_tool.workflows.context import Context
 
-# For the first answer; the server says nothing more while nothing happens.
+# For the first answer; after it, the server sends nothing while nothing happens.
 BEGIN_SECONDS = 60.0
-# For keys typed before the user left; a server that does not take them is not waited for.
+# For sending the keys that the user typed before detaching.
 LAST_KEYS_SECONDS = 0.5
 
 
 class Screen(Protocol):
-    """The user's side."""
+    """The user's side: a terminal, or three plain streams."""
 
     @property
     def is_terminal(self) -> bool:
@@ -48,33 +48,33 @@ class Screen(Protocol):
 
     @property
     def window(self) -> tuple[int, int]:
-        """Its rows and columns."""
+        """The rows and columns of the terminal."""
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The environment variables that describe it."""
+        """The environment variables that describe the terminal."""
 
     async def begin(self) -> None:
-        """Take over the terminal: from now on keys go to the program. Called again for each new connection."""
+        """Send keys to the program from now on. Called again for each new connection."""
 
     async def next(self) -> bytes | None:
-        """Return the next message for the server; None once the user detaches."""
+        """Return the next message for the server; None when the user detaches."""
 
     async def left(self) -> None:
-        """Return as soon as the user detaches, even if earlier messages have not been taken."""
+        """Return as soon as the user detaches, even if the server has not received earlier messages."""
 
     async def show(self, stream: Stream, output: bytes) -> None:
-        """Show output as it is."""
+        """Write output unchanged."""
 
 
 @dataclass(frozen=True)
-class End:
+class SessionEnd:
     """How a session ended.
 
     Attributes:
-        exit_code: Of the program, 128+N for signal N; None when it may still run.
-        is_detached: Whether the user has left it.
-        refusal: Why the server did not give the terminal again after the connection was lost.
+        exit_code: The exit code of the program, 128+N for signal N; None if it may still run.
+        is_detached: Whether the user has detached.
+        refusal: The error if the server refused the terminal after the connection was lost.
     """
 
     exit_code: int | None = None
@@ -91,12 +91,12 @@ class End:
 
 
 @dataclass
-class _Session:
-    """One or several connections to the same program, one after the other.
+class _TerminalSession:
+    """Connections to the same program, one after the other.
 
     Attributes:
-        seen: How many bytes the program had printed when the screen last showed some; None before the first ones.
-        has_begun: Whether the screen was taken over.
+        seen: The number of bytes of the program's output up to the last one shown; None before the first.
+        has_begun: Whether the screen has begun to send keys.
     """
 
     context: Context
@@ -109,42 +109,46 @@ class _Session:
     has_begun: bool = False
 
 
-async def hold(context: Context, server: str, operation: str, request: Mapping[str, object], screen: Screen) -> End:
-    """Ask for a program's terminal, and serve it until the program ends or the user detaches.
+async def serve_terminal(
+    context: Context, server: str, operation: str, request: Mapping[str, object], screen: Screen
+) -> SessionEnd:
+    """Connect the screen to a program, until the program ends or the user detaches.
 
-    An end without an exit code and without a user who left means that the server closed the session.
+    If the end has no exit code and the user has not detached, the server closed the session.
 
     Raises:
         JobError: The server cannot do it.
         ConnectionLostError: The connection was lost.
     """
-    session = _Session(context, server, operation, request, screen, LinkNews(context, server))
-    return await unless_left(screen, _connect(session))
+    session = _TerminalSession(context, server, operation, request, screen, LinkNews(context, server))
+    return await until_detached(screen, _connect(session))
 
 
-async def hold_on(context: Context, server: str, operation: str, request: Mapping[str, object], screen: Screen) -> End:
-    """As :func:`hold`, but connect again whenever the connection is lost, until the server refuses.
+async def serve_terminal_reconnecting(
+    context: Context, server: str, operation: str, request: Mapping[str, object], screen: Screen
+) -> SessionEnd:
+    """Do the same as :func:`serve_terminal`, but connect again when the connection is lost, until the server refuses.
 
     Raises:
         JobError: The server cannot do it.
         ConnectError: The first connection failed.
     """
-    session = _Session(context, server, operation, request, screen, LinkNews(context, server))
-    return await unless_left(screen, _connect_until_it_ends(session))
+    session = _TerminalSession(context, server, operation, request, screen, LinkNews(context, server))
+    return await until_detached(screen, _connect_until_end(session))
 
 
-async def unless_left(screen: Screen, work: Coroutine[Any, Any, End]) -> End:
-    """Do work until the user leaves."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(screen.left())
+async def until_detached(screen: Screen, work: Coroutine[Any, Any, SessionEnd]) -> SessionEnd:
+    """Do work until the user detaches."""
+    working, detaching = asyncio.create_task(work), asyncio.create_task(screen.left())
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, detaching), return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait((working,), timeout=LAST_KEYS_SECONDS)
-        return working.result() if working.done() else End(is_detached=True)
+        return working.result() if working.done() else SessionEnd(is_detached=True)
     finally:
-        await _end(working, leaving)
+        await _cancel(working, detaching)
 
 
-async def _connect_until_it_ends(session: _Session) -> End:
+async def _connect_until_end(session: _TerminalSession) -> SessionEnd:
     # A laptop may be asleep for days.
     patience = Patience(math.inf)
     while True:
@@ -153,13 +157,13 @@ async def _connect_until_it_ends(session: _Session) -> End:
             end = await _connect(session)
             if end.exit_code is not None or end.is_detached:
                 return end
-            # It was too slow, or the supervisor has ended, which the next answer says.
+            # This screen was too slow, or the supervisor has ended: the next answer says so.
             problem: RemoteToolError = NoAnswerError(f"{session.server} closed the terminal", server=session.server)
         except RemoteToolError as error:
             problem = error
         if not (session.has_begun and is_interruption(problem)):
             if session.has_begun and isinstance(problem, JobError):
-                return End(refusal=problem)
+                return SessionEnd(refusal=problem)
             raise problem
         if time.monotonic() - connected_at > WORKED_SECONDS:
             patience.restore()
@@ -168,7 +172,7 @@ async def _connect_until_it_ends(session: _Session) -> End:
         await asyncio.sleep(pause)
 
 
-async def _connect(session: _Session) -> End:
+async def _connect(session: _TerminalSession) -> SessionEnd:
     with session.news.waiting():
         host = await session.context.pool.host(session.server)
     try:
@@ -178,7 +182,7 @@ async def _connect(session: _Session) -> End:
         return await _converse(session, host)
 
 
-async def _converse(session: _Session, host: Host) -> End:
+async def _converse(session: _TerminalSession, host: Host) -> SessionEnd:
     config, nonce = session.context.config, secrets.token_hex(16)
     request = dict(session.request) if session.seen is None else {**session.request, "seen": session.seen}
     label = f"terminal: {session.operation}"
@@ -191,7 +195,7 @@ async def _converse(session: _Session, host: Host) -> End:
             message = f"{host.name}: the terminal did not open within {BEGIN_SECONDS:.0f} s"
             raise NoAnswerError(message, server=host.name) from None
         if first is None:
-            return End()
+            return SessionEnd()
         session.has_begun = True
         session.news.resume()
         await session.screen.begin()
@@ -199,40 +203,40 @@ async def _converse(session: _Session, host: Host) -> End:
             return await serve(_send(channel, session.screen), _receive(session, frames))
 
 
-async def serve(sending: Coroutine[Any, Any, End], receiving: Coroutine[Any, Any, End]) -> End:
-    """Pass on keys and output until one of them ends; the server's last word counts if both have ended."""
+async def serve(sending: Coroutine[Any, Any, SessionEnd], receiving: Coroutine[Any, Any, SessionEnd]) -> SessionEnd:
+    """Pass on keys and output until one of them ends; if both have, the end of the output counts."""
     tasks = asyncio.create_task(sending), asyncio.create_task(receiving)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[1].result() if tasks[1].done() else tasks[0].result()
     finally:
-        await _end(*tasks)
+        await _cancel(*tasks)
 
 
-async def _end(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await task
 
 
-async def _send(channel: Channel, screen: Screen) -> End:
+async def _send(channel: Channel, screen: Screen) -> SessionEnd:
     while (message := await screen.next()) is not None:
         await channel.write(message)
-    return End(is_detached=True)
+    return SessionEnd(is_detached=True)
 
 
-async def _receive(session: _Session, frames: AsyncIterator[Frame]) -> End:
-    end = End()
+async def _receive(session: _TerminalSession, frames: AsyncIterator[Frame]) -> SessionEnd:
+    end = SessionEnd()
     async for frame in frames:
         if "stream" in frame.header:
             stream = Stream.ERR if frame.header["stream"] == Stream.ERR else Stream.OUT
             await session.screen.show(stream, frame.body)
-            # Of a job: either the frame says where it ends, or it continues the one before.
+            # A frame of a job's output may tell where it ends; otherwise it continues the one before.
             at = frame.header.get("at")
             session.seen = at if isinstance(at, int) else (session.seen or 0) + len(frame.body)
         elif "exit_code" in frame.header:
-            end = End(_exit_code(frame.header))
+            end = SessionEnd(_exit_code(frame.header))
     return end
 
 

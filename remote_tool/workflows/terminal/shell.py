@@ -1,7 +1,11 @@
-"""shell: a shell or one program on a server, with the environment of ``run``; a kept one is a job."""
+"""shell: a shell or one program on a server, with the environment of ``run``; a kept shell is a job.
+
+On a server without Python, it runs on a terminal of sshd's own, or with three plain streams.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,25 +15,29 @@ from remote_tool.config.limits import check_texts, check_workdir
 from remote_tool.errors import ConnectionLostError, JobError, UsageError
 from remote_tool.jobs.job import JobState, job_id_of
 from remote_tool.protocol.limits import COMMAND, SHELL
+from remote_tool.protocol.terminal import END, INPUT, WINDOW, MessageReader, read_window
 from remote_tool.redaction import hide
+from remote_tool.transport.host import Stream, UserTerminal
 from remote_tool.workflows.agent_client import NoPythonError, NotPreparedError
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.jobs.bare_run import WHERE
+from remote_tool.workflows.jobs.bare_run import CHUNK, END_OF_INPUT, WHERE, input_line, open_bare, status_of
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.selection import JobSelection, choose_one_server
 from remote_tool.workflows.start.start import StartRequest, start_jobs
+from remote_tool.workflows.status.link_news import LinkNews
 from remote_tool.workflows.terminal.attach import Attached, attach_to
-from remote_tool.workflows.terminal.bare_shell import hold_bare
-from remote_tool.workflows.terminal.session import hold
+from remote_tool.workflows.terminal.session import SessionEnd, serve, serve_terminal, until_detached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from remote_tool.jobs.job import Job
+    from remote_tool.transport.host import Channel
     from remote_tool.workflows.context import Context
-    from remote_tool.workflows.terminal.session import End, Screen
+    from remote_tool.workflows.terminal.session import Screen
 
 KEPT = "shell:"
+UNKNOWN_KIND = "dumb"
 
 
 @dataclass(frozen=True)
@@ -37,12 +45,12 @@ class ShellRequest:
     """A shell, or one program.
 
     Attributes:
-        command: For the shell; empty: the user's own shell, interactive.
-        servers: One, or none if the project has only one.
-        env: Its variables.
+        command: Text for the shell; empty: the user's own shell, interactive.
+        servers: One name, or none if the project has only one server.
+        env: Environment variables of the command.
         devices: GPUs to expose, by number or UUID; empty: as configured.
-        workdir: The working folder, relative to the project; None: as configured, else the project's own.
-        keep: Name under which it keeps running without a client; empty: it ends with its client.
+        workdir: The working folder, relative to the project; None: as configured, else the project folder.
+        keep: The name under which it runs on without a client; empty: it ends with its client.
     """
 
     command: str = ""
@@ -62,13 +70,17 @@ class ShellRequest:
 
 @dataclass(frozen=True)
 class ShellEnd:
-    """How a shell ended: on which server, and its job if it is kept.
+    """How a shell ended.
 
-    ``ended_unseen`` tells whether a kept one ended while the connection was lost.
+    Attributes:
+        server: The server.
+        end: The end of the session.
+        job: The job of a kept shell.
+        ended_unseen: Whether a kept shell ended while the connection was lost.
     """
 
     server: str
-    end: End
+    end: SessionEnd
     job: Job | None = None
     ended_unseen: bool = False
 
@@ -83,14 +95,14 @@ async def open_shell(context: Context, request: ShellRequest, screen: Screen) ->
     """
     server = choose_one_server(context.config, request.servers, "A shell", "shell")
     if not screen.is_terminal and (request.keep or not request.command):
-        what = "--keep" if request.keep else "A shell"
+        subject = "--keep" if request.keep else "A shell"
         hint = f"remote-tool shell --server {server} -- COMMAND runs one without a terminal"
-        raise UsageError(f"{what} needs a terminal as stdin and stdout", hint=hint)
+        raise UsageError(f"{subject} needs a terminal as stdin and stdout", hint=hint)
     if request.keep:
         attached = await _open_kept(context, server, request, screen)
         return ShellEnd(server, attached.end, attached.job, ended_unseen=attached.ended_unseen)
     try:
-        end = await _hold(context, server, request, screen)
+        end = await _run_shell(context, server, request, screen)
     except ConnectionLostError as error:
         message = f"The connection to {server} was lost, and the program there has been hung up"
         hint = f"remote-tool shell --server {server} --keep NAME starts a shell that survives this"
@@ -100,18 +112,18 @@ async def open_shell(context: Context, request: ShellRequest, screen: Screen) ->
     return ShellEnd(server, end)
 
 
-async def _hold(context: Context, server: str, request: ShellRequest, screen: Screen) -> End:
-    """Serve a shell until it ends; on a server that is not prepared, one without the environment."""
-    asked = _as_request(context, server, request, screen)
+async def _run_shell(context: Context, server: str, request: ShellRequest, screen: Screen) -> SessionEnd:
+    """Run a shell until it ends; on a server that is not prepared, it has no environment."""
+    values = _as_request(context, server, request, screen)
     try:
-        return await hold(context, server, "shell", asked, screen)
+        return await serve_terminal(context, server, "shell", values, screen)
     except NotPreparedError as error:
-        what = "program" if request.command else "shell"
-        context.report(Notice(server, f"{error.message}: the {what} runs {WHERE}"))
+        kind = "program" if request.command else "shell"
+        context.report(Notice(server, f"{error.message}: the {kind} runs {WHERE}"))
     try:
-        return await hold(context, server, "bare_shell", {**asked, "setup": ""}, screen)
+        return await serve_terminal(context, server, "bare_shell", {**values, "setup": ""}, screen)
     except NoPythonError:
-        return await hold_bare(context, server, asked, screen)
+        return await until_detached(screen, _serve_without_python(context, server, values, screen))
 
 
 def _as_request(context: Context, server: str, request: ShellRequest, screen: Screen) -> dict[str, object]:
@@ -135,17 +147,17 @@ async def _open_kept(context: Context, server: str, request: ShellRequest, scree
     tag = f"{KEPT}{request.keep}"
     selection = JobSelection(tags=(tag,), servers=(server,), stopped=True)
     answer = (await list_jobs(context, selection)).raise_if_any_failed()
-    # One that another program is just starting is started again under the same id, which starts nothing twice.
-    there = [job for job in answer.jobs if job.state is not JobState.STARTING]
-    running = [job for job in there if job.terminal and job.state is JobState.RUNNING]
-    last = max(there, key=lambda job: (job.created_at, job.id), default=None)
+    # A shell that another program is starting is started again under the same id, which starts nothing twice.
+    started = [job for job in answer.jobs if job.state is not JobState.STARTING]
+    running = [job for job in started if job.terminal and job.state is JobState.RUNNING]
+    last = max(started, key=lambda job: (job.created_at, job.id), default=None)
     job = running[-1] if running else await _start_kept(context, server, request, screen, last)
     return await attach_to(context, job, screen)
 
 
 async def _start_kept(context: Context, server: str, request: ShellRequest, screen: Screen, last: Job | None) -> Job:
     tag = f"{KEPT}{request.keep}"
-    # Another program that starts it now, in the same folder of the server, attaches to the same one.
+    # The id follows from these, so another program that starts the shell now attaches to the same job.
     facts = (tag, server, context.config.remote.project, last.id if last else "")
     start = StartRequest(
         request.command or f"shell --keep {shlex.quote(request.keep)}",
@@ -161,3 +173,43 @@ async def _start_kept(context: Context, server: str, request: ShellRequest, scre
     )
     answer = (await start_jobs(context, [start])).raise_if_any_failed()
     return answer.jobs[0]
+
+
+async def _serve_without_python(
+    context: Context, server: str, values: Mapping[str, object], screen: Screen
+) -> SessionEnd:
+    news = LinkNews(context, server)
+    with news.waiting():
+        host = await context.pool.host(server)
+    async with open_bare(host, context.config, values, _terminal_of(screen)) as channel:
+        await screen.begin()
+        async with news.watching(host):
+            return await serve(_send(channel, screen), _receive(channel, screen))
+
+
+def _terminal_of(screen: Screen) -> UserTerminal | None:
+    if not screen.is_terminal:
+        return None
+    return UserTerminal(screen.variables.get("TERM", UNKNOWN_KIND), *screen.window)
+
+
+async def _send(channel: Channel, screen: Screen) -> SessionEnd:
+    reader = MessageReader()
+    while (data := await screen.next()) is not None:
+        for kind, body in reader.feed(data):
+            if kind == INPUT:
+                await channel.write(body if screen.is_terminal else input_line(body))
+            elif kind == END:
+                await channel.write(END_OF_INPUT)
+            elif kind == WINDOW:
+                channel.resize(*read_window(body))
+    return SessionEnd(is_detached=True)
+
+
+async def _receive(channel: Channel, screen: Screen) -> SessionEnd:
+    async def show(stream: Stream) -> None:
+        while data := await channel.read(stream, CHUNK):
+            await screen.show(stream, data)
+
+    await asyncio.gather(*map(show, Stream))
+    return SessionEnd(status_of(await channel.wait()))
