@@ -1,7 +1,7 @@
-"""Clean up after a killed demo: a separate program that waits for the end of its stdin.
+"""Clean up after a killed demo: ``python -m remote_tool.workflows.demo.guard FOLDER``.
 
-``python -m remote_tool.workflows.demo.guard FOLDER``. Every process of the demo has the folder in its environment, as
-part of ``$HOME``. A demo that ends normally also ends this program, with nothing left to do.
+This is a program of its own, which waits for the end of its stdin. It finds the processes of the demo by the folder,
+which is part of ``$HOME`` in their environment. A demo that ends normally kills this program, as nothing is left to do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.workflows.demo.processes import Process, list_processes
+from remote_tool.workflows.demo.processes import LocalProcess, list_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ PAUSE = 0.02
 
 @contextmanager
 def guarded(folder: Path) -> Iterator[None]:
-    """Ensure that when this process ends in any way, the folder and all processes naming it are removed."""
+    """Start the guard: if this process is killed, the folder and all processes that name it are removed."""
     command = [sys.executable, "-P", "-m", "remote_tool.workflows.demo.guard", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
         try:
@@ -36,24 +36,24 @@ def guarded(folder: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    """Wait for the demo's end, then clean up."""
+    """Wait for the end of the demo, then clean up."""
     folder = Path(sys.argv[1])
     sys.stdin.read()
     deadline = time.monotonic() + LONGEST_END
-    while (found := _processes_of(folder)) and time.monotonic() < deadline:
-        for process in found:
+    while (living := _processes_of(folder)) and time.monotonic() < deadline:
+        for process in living:
             process.kill()
         time.sleep(PAUSE)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _processes_of(folder: Path) -> list[Process]:
+def _processes_of(folder: Path) -> list[LocalProcess]:
     mark = b"=" + os.fsencode(folder)
     others = (process for process in list_processes() if process.pid != os.getpid())
     return [process for process in others if process.is_alive and mark in _environment(process)]
 
 
-def _environment(process: Process) -> bytes:
+def _environment(process: LocalProcess) -> bytes:
     try:
         return Path(f"/proc/{process.pid}/environ").read_bytes()
     except OSError:

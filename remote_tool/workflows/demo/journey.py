@@ -12,31 +12,32 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from remote_tool.errors import UsageError
-from remote_tool.workflows.demo.ending import ignore_signals, no_process_left, signals_restored
 from remote_tool.workflows.demo.guard import guarded
+from remote_tool.workflows.demo.processes import no_process_left
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 
 # The sample in a checkout, and in an installed package.
 CHECKOUT = Path(__file__).parents[3]
 SAMPLES = (CHECKOUT / "sample", Path(__file__).parent / "sample")
 MOST_LINES = 20
-LONGEST_GOODBYE = 10.0
+SHUTDOWN_SECONDS = 10.0
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Show = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """How to run the demo.
+    """Options of the demo.
 
     Attributes:
-        servers: Number of servers.
+        servers: The number of servers.
         keep: Keep servers and folder until Ctrl-C.
         verbose: 1: show every remote command; 2: the SSH library's log too.
     """
@@ -47,13 +48,13 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, show: Show) -> int:
-    """Run the demo; return its exit status. Leaves no process and no file.
+    """Run the demo; return its exit status. No process and no file is left.
 
     Raises:
         UsageError: A required tool is missing here.
     """
-    sample = _require_everything()
-    with signals_restored(), tempfile.TemporaryDirectory(prefix="remote-tool-demo-") as name:
+    sample = _find_sample()
+    with _signals_restored(), tempfile.TemporaryDirectory(prefix="remote-tool-demo-") as name:
         folder = Path(name)
         project = folder / "digits"
         shutil.copytree(sample, project, ignore=shutil.ignore_patterns("__pycache__", "checkpoints", ".remote"))
@@ -65,10 +66,30 @@ def run_demo(options: DemoOptions, show: Show) -> int:
             try:
                 return _Journey(project, options, show).run(servers, folder / "key")
             finally:
-                ignore_signals()
+                _ignore_signals()
 
 
-def _require_everything() -> Path:
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """End the program when its terminal is closed, as with SIGTERM; restore the handlers of all signals afterwards."""
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    if before[signal.SIGHUP] is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, before[signal.SIGTERM])
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    """Ignore signals from now on: a second Ctrl-C must not interrupt the cleanup."""
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _find_sample() -> Path:
+    """Return the sample project; require everything that the demo needs on this machine."""
     if platform.system() != "Linux":
         raise UsageError(
             f"The demo runs its servers on this machine, which must be Linux, not {platform.system()}",
@@ -91,17 +112,17 @@ def require_packages(requirements: Path) -> None:
     Raises:
         UsageError: A package is missing or too old.
     """
-    wanted = [line.partition(">=") for line in requirements.read_text().splitlines() if line]
-    problems = [problem for name, _, least in wanted if (problem := _problem_with(name, least))]
+    required = [line.partition(">=") for line in requirements.read_text().splitlines() if line]
+    problems = [problem for name, _, least in required if (problem := _problem_with(name, least))]
     if problems:
         raise UsageError(
-            f"The demo trains with {' and '.join(name for name, _, _ in wanted)}, and this Python has"
+            f"The demo trains with {' and '.join(name for name, _, _ in required)}, and this Python has"
             f" {' and '.join(problems)}",
-            hint=how_to_install([name + sign + least for name, sign, least in wanted if _problem_with(name, least)]),
+            hint=install_command([name + sign + least for name, sign, least in required if _problem_with(name, least)]),
         )
 
 
-def how_to_install(packages: Sequence[str], prefix: Path = Path(sys.prefix)) -> str:
+def install_command(packages: Sequence[str], prefix: Path = Path(sys.prefix)) -> str:
     """Return the command that installs packages into this program's environment, by the tool that created it."""
     words = shlex.join(packages)
     if (prefix / "pipx_metadata.json").is_file():
@@ -128,7 +149,7 @@ def _numbers(version: str) -> list[int]:
 
 
 class _StepFailedError(Exception):
-    """A command of the demo failed and has reported why."""
+    """A command of the demo failed, and has printed the reason."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -149,13 +170,13 @@ class _Journey:
         try:
             self._initialize(servers, key)
             self._command("prepare")
-            self._say("The second time, there is nothing to do:")
+            self._comment("The second time, there is nothing to do:")
             self._command("prepare")
-            self._say("Train on all servers, two processes on each:")
+            self._comment("Train on all servers, two processes on each:")
             self._command("helper-torch-launch", "--cmd", "train_digits.py", "--nproc-per-node", "2", "--follow")
             self._command("job-list", "--rsync", "--stopped")
             self._command("job-tail", "--no-follow", "--rank", "0", "--lines", "3")
-            self._show_what_came_home()
+            self._show_pulled_files()
         except _StepFailedError as error:
             return error.status
         if self._options.keep:
@@ -163,7 +184,7 @@ class _Journey:
         return 0
 
     def _initialize(self, servers: list[DemoServer], key: Path) -> None:
-        self._say(
+        self._comment(
             f"{len(servers)} SSH servers on this machine, each with an empty home folder;"
             " the project is a copy of sample/."
         )
@@ -172,7 +193,7 @@ class _Journey:
         options = [word for each in words for word in ("--server", each)]
         self._command("init", "--name", "digits", *options, "--private-key", str(key))
         configuration = self._project / ".remote" / "configs.yaml"
-        self._say("To keep it short, the servers use this machine's Python (environment: existing).")
+        self._comment("To keep it short, the servers use this machine's Python (environment: existing).")
         with configuration.open("a") as file:
             file.write(f"environment: {{existing: {_quoted(sys.prefix)}}}\n")
 
@@ -180,7 +201,7 @@ class _Journey:
         self._show(f"\n$ remote-tool {shlex.join(words)}")
         status = self._program(*words)
         if status:
-            self._say(f"This command failed with status {status}; the demo stops here.")
+            self._comment(f"This command failed with status {status}; the demo stops here.")
             raise _StepFailedError(status)
 
     def _program(self, *words: str) -> int:
@@ -198,14 +219,14 @@ class _Journey:
             except BaseException as error:
                 if not isinstance(error, KeyboardInterrupt):
                     program.terminate()
-                # Ctrl-C reached it too: it shuts down its servers.
+                # Ctrl-C has reached it too, and it shuts down its connections.
                 with suppress(subprocess.TimeoutExpired):
-                    program.wait(LONGEST_GOODBYE)
+                    program.wait(SHUTDOWN_SECONDS)
                 program.kill()
                 raise
 
-    def _show_what_came_home(self) -> None:
-        self._say("Files that were pulled:")
+    def _show_pulled_files(self) -> None:
+        self._comment("Files that were pulled:")
         jobs = self._project / ".remote" / "jobs"
         files = [path for path in sorted(jobs.rglob("*")) if path.is_file() and path.parent != jobs]
         for path in files[:MOST_LINES]:
@@ -215,13 +236,13 @@ class _Journey:
 
     def _wait(self, servers: list[DemoServer]) -> None:
         names = ", ".join(server.name for server in servers)
-        self._say(f"The project is {self._project}; {names} keep running until Ctrl-C.")
+        self._comment(f"The project is {self._project}; {names} keep running until Ctrl-C.")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:
             return
 
-    def _say(self, text: str) -> None:
+    def _comment(self, text: str) -> None:
         self._show(f"\n# {text}")
 
 

@@ -1,4 +1,7 @@
-"""Temporary SSH servers on loopback with asyncssh, each with its own home; they run commands as this user."""
+"""Temporary SSH servers on loopback, each with its own home; they run commands as this user.
+
+It stands alone because it uses asyncssh, which only the transport does otherwise.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,12 @@ class DemoServer:
 
 @contextmanager
 def running_servers(folder: Path, client_key: Path, count: int) -> Iterator[list[DemoServer]]:
-    """Run servers in a thread; commands still running at the end get SIGHUP.
+    """Run servers in a thread; commands that still run at the end get SIGHUP.
 
     Args:
-        folder: Parent of their homes.
-        client_key: Created here; the only key that they accept.
-        count: Number of servers.
+        folder: The parent of their homes.
+        client_key: The file for a new private key, the only one that they accept.
+        count: The number of servers.
     """
     key = asyncssh.generate_private_key("ssh-ed25519")
     key.write_private_key(str(client_key))
@@ -50,7 +53,7 @@ def running_servers(folder: Path, client_key: Path, count: int) -> Iterator[list
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="demo servers", daemon=True)
     thread.start()
-    group = _Group(folder, key)
+    group = _ServerGroup(folder, key)
     try:
         yield asyncio.run_coroutine_threadsafe(group.start(count), loop).result(STARTING_SECONDS)
     finally:
@@ -60,7 +63,7 @@ def running_servers(folder: Path, client_key: Path, count: int) -> Iterator[list
         loop.close()
 
 
-class _Group:
+class _ServerGroup:
     def __init__(self, folder: Path, key: asyncssh.SSHKey) -> None:
         self._folder = folder
         self._key = key
@@ -69,7 +72,7 @@ class _Group:
         self._sessions: set[asyncio.Task[None]] = set()
 
     async def start(self, count: int) -> list[DemoServer]:
-        """Listen."""
+        """Start the servers."""
         return [await self._start(f"server{number}") for number in range(1, count + 1)]
 
     async def _start(self, name: str) -> DemoServer:
@@ -119,16 +122,16 @@ async def _serve(process: asyncssh.SSHServerProcess[bytes], home: Path) -> None:
     async with _child(process, home) as child:
         assert child.stdin is not None
         feeding = asyncio.create_task(_feed(process.stdin, child.stdin))
-        gone = asyncio.create_task(process.channel.wait_closed())
+        disconnected = asyncio.create_task(process.channel.wait_closed())
         copying = asyncio.create_task(_copy_both(child, process))
         try:
-            await asyncio.wait({copying, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({copying, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if copying.done():
                 _exit(process, await child.wait())
         finally:
-            for task in (feeding, gone, copying):
+            for task in (feeding, disconnected, copying):
                 task.cancel()
-            await asyncio.gather(feeding, gone, copying, return_exceptions=True)
+            await asyncio.gather(feeding, disconnected, copying, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import pytest
 
 from remote_tool.errors import UsageError
 from remote_tool.workflows.demo import journey
-from remote_tool.workflows.demo.journey import how_to_install, require_packages
+from remote_tool.workflows.demo.journey import install_command, require_packages
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 from tests.processes import is_running
 from tests.program import remote_tool
@@ -148,7 +148,7 @@ def test_packages_that_lack_come_the_way_that_the_program_came(
     prefix.mkdir()
     if mark:
         (prefix / mark).touch()
-    assert how_to_install(["torch>=2.4", "x"], prefix) == hint.format(prefix=prefix)
+    assert install_command(["torch>=2.4", "x"], prefix) == hint.format(prefix=prefix)
 
 
 def test_the_tests_python_can_show_the_demo() -> None:
