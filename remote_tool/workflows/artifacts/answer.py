@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A complete local file.
+    """A file of a job that is complete here.
 
     Attributes:
         path: The local file.
-        name: On the server, relative to the project.
+        name: Its path on the server, relative to the project.
         size: In bytes.
         is_new: Whether it was pulled just now.
     """
@@ -38,9 +38,9 @@ class PulledJob:
 
     Attributes:
         job: The job.
-        files: Requested files that are here.
-        left_out: Name and reason of requested files that are not here.
-        older: Number of matching files that the job did not write.
+        files: The requested files that are here.
+        left_out: The name and reason of each requested file that is not here.
+        older: The number of matching files that the job did not write.
     """
 
     job: Job
@@ -51,7 +51,13 @@ class PulledJob:
 
 @dataclass(frozen=True)
 class PullAnswer:
-    """The pulled files by job, and the errors of the servers that failed."""
+    """The answer of a pull.
+
+    Attributes:
+        jobs: The artifacts of each job.
+        errors: The error of each server that failed.
+        bad: A message for each unreadable record.
+    """
 
     jobs: tuple[PulledJob, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)

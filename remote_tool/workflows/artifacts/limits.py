@@ -15,10 +15,11 @@ KEPT_FREE = 64 * 1024 * 1024
 
 
 class DiskBudget:
-    """Bytes available on the local disk, shared by all servers.
+    """The free space of the local disk, shared by the pulls from all servers.
 
     Attributes:
         folder: A folder on that disk.
+        left: The bytes that may still be reserved.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,29 +36,29 @@ class DiskBudget:
 
 
 class Quota:
-    """Limits for a job's files, and how much they may still grow during transfer.
+    """The limits on the files of a job, which may grow while they are transferred.
 
     Attributes:
-        limit: Per file and per job.
-        used: By local and chosen files.
+        limit: The limits per file and per job.
+        used: The bytes of local and chosen files.
     """
 
     def __init__(self, limit: ArtifactLimit, budget: DiskBudget) -> None:
         self.limit = limit
         self.used = 0
-        self._room = budget
+        self._budget = budget
 
     def has(self, size: int) -> bool:
         """Return whether the job has this many bytes left."""
         return self.used + size <= self.limit.job
 
     def most(self, size: int) -> int:
-        """Return how large a file may become, given its reserved size."""
-        return max(size, min(self.limit.file, size + min(self.limit.job - self.used, self._room.left)))
+        """Return the largest size that a file may get, given its reserved size."""
+        return max(size, min(self.limit.file, size + min(self.limit.job - self.used, self._budget.left)))
 
     def grow(self, size: int) -> bool:
         """Reserve bytes beyond the listed size; return False if the limit is exceeded."""
-        if not self.has(size) or not self._room.take(size):
+        if not self.has(size) or not self._budget.take(size):
             return False
         self.used += size
         return True

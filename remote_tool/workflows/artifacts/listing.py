@@ -1,4 +1,4 @@
-"""A server's list of a job's files, validated as it arrives."""
+"""Ask a server for the list of a job's files; it is validated as it arrives."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ LONGEST_REASON = 300
 
 
 @dataclass
-class Listing:
+class ArtifactListing:
     """A server's list of a job's files.
 
     Attributes:
         files: The requested files.
-        older: Number of matching files that the job did not write.
-        is_cut: Whether the list is incomplete.
-        shared: Number of listed files that another job could have written too.
-        example: One of those.
-        error: Why there is no list, or empty.
-        is_final: Whether a retry cannot change it: no error, or a permanent one.
+        older: The number of matching files that the job did not write.
+        is_cut: Whether the server has left out files, as there are too many.
+        shared: The number of listed files that another job may have written too.
+        example: One of the shared files.
+        error: The reason why there is no list, or empty.
+        is_final: Whether another try would get the same answer: there is no error, or a permanent one.
         is_over: Whether the list has arrived completely.
-        missing_from: Id of the folder of jobs that lacks the job, or empty.
+        missing_from: The id of the folder of jobs that does not have the job, or empty.
     """
 
     files: list[RemoteFile] = field(default_factory=list)
@@ -53,7 +53,11 @@ class Listing:
     missing_from: str = ""
 
     def take(self, header: Mapping[str, Any]) -> None:
-        """Add a piece of the list; ValueError if invalid."""
+        """Add a piece of the list.
+
+        Raises:
+            ValueError: It is invalid.
+        """
         if self.is_over:
             raise ValueError("it continues after its end")
         if "files" in header:
@@ -72,17 +76,19 @@ class Listing:
 
 
 async def list_files(
-    context: Context, server: str, wanted: Mapping[str, tuple[ArtifactPattern, ...]]
-) -> dict[str, Listing]:
-    """List the files of each job.
+    context: Context, server: str, patterns_by_job: Mapping[str, tuple[ArtifactPattern, ...]]
+) -> dict[str, ArtifactListing]:
+    """List the files of each job that match its patterns.
 
     Raises:
         JobError: The server refuses, or its answer is invalid.
         ConnectionLostError: The connection was lost.
     """
     host = await context.pool.host(server)
-    listings = {job_id: Listing() for job_id in wanted}
-    request = {"jobs": [{"id": job_id, "patterns": as_record(patterns)} for job_id, patterns in wanted.items()]}
+    listings = {job_id: ArtifactListing() for job_id in patterns_by_job}
+    request = {
+        "jobs": [{"id": job_id, "patterns": as_record(patterns)} for job_id, patterns in patterns_by_job.items()]
+    }
     async with agent_client.converse(host, context.config, "artifacts", request, silence=LISTING_SILENCE) as frames:
         async for frame in frames:
             try:

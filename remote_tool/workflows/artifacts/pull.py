@@ -17,7 +17,7 @@ from remote_tool.workflows.artifacts.answer import PullAnswer
 from remote_tool.workflows.artifacts.job_pull import JobPull
 from remote_tool.workflows.artifacts.limits import DiskBudget
 from remote_tool.workflows.artifacts.listing import list_files
-from remote_tool.workflows.artifacts.streams import fetch_files
+from remote_tool.workflows.artifacts.transfer import fetch_files
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepProgress, StepStarted
 from remote_tool.workflows.transfer_pace import TransferPace
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from remote_tool.jobs.job import Job
     from remote_tool.protocol.artifact_patterns import ArtifactPattern
-    from remote_tool.workflows.artifacts.listing import Listing
+    from remote_tool.workflows.artifacts.listing import ArtifactListing
     from remote_tool.workflows.artifacts.transfer import Transfer
     from remote_tool.workflows.context import Context
 
@@ -40,9 +40,13 @@ SHOWN_NOTICES = 10
 async def pull_artifacts(
     context: Context, jobs: Sequence[Job], patterns: Sequence[ArtifactPattern] = (), to: Path | None = None
 ) -> PullAnswer:
-    """Pull files of these jobs; ``patterns`` replaces the recorded ones.
+    """Pull files of jobs.
 
-    They go to the configured folder, or to another one, with a subfolder for each job.
+    Args:
+        context: The command's context.
+        jobs: The jobs.
+        patterns: The files to pull; empty: those recorded for each job.
+        to: A local folder, with a subfolder for each job; None: the configured one.
     """
     by_server: dict[str, list[JobPull]] = defaultdict(list)
     local = context.config.local if to is None else replace(context.config.local, artifacts_folder=to)
@@ -55,7 +59,7 @@ async def pull_artifacts(
     async def pull(server: str) -> None:
         if local.artifacts_folder is not None:
             make_folder(local.artifacts_folder)
-        # Files elsewhere may be deleted later and still be needed here.
+        # Files in another folder may be deleted, so they do not make the artifacts of a job complete.
         await _ServerPull(context, server, by_server[server], complete=not patterns and to is None).run()
 
     results = await on_every(by_server, pull)
@@ -73,14 +77,14 @@ class _ServerPull:
         self._began = self._shown = time.monotonic()
 
     async def run(self) -> None:
-        """List, choose, fetch, and record complete jobs.
+        """List files, choose and fetch them, and record the jobs that have all of theirs here.
 
         Raises:
             JobError: The local disk is full, or the server's answer is invalid.
             ConnectError: The connection is lost; the next pull resumes from the downloaded parts.
         """
-        wanted = {each.job.id: each.patterns for each in self._pulls}
-        listings = await list_files(self._context, self._server, wanted)
+        patterns = {each.job.id: each.patterns for each in self._pulls}
+        listings = await list_files(self._context, self._server, patterns)
         with ExitStack() as stack:
             for each in self._pulls:
                 each.plan(listings[each.job.id])
@@ -94,7 +98,7 @@ class _ServerPull:
                     each.finish()
         self._warn(listings)
         self._note_complete(listings)
-        self._raise_if_no_room()
+        self._raise_if_no_space()
 
     async def _lock(self, stack: ExitStack, pull: JobPull) -> None:
         deadline = time.monotonic() + LOCK_SECONDS
@@ -137,8 +141,8 @@ class _ServerPull:
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
-    def _warn(self, listings: Mapping[str, Listing]) -> None:
-        """Warn about files that remain on the server, and why."""
+    def _warn(self, listings: Mapping[str, ArtifactListing]) -> None:
+        """Report the files that are not pulled, with the reasons."""
         for each in self._pulls:
             listing = listings[each.job.id]
             texts = [f"{name} was not pulled: {why}" for name, why in each.left_out]
@@ -154,7 +158,7 @@ class _ServerPull:
                 rest = f"job {each.job.key}: {len(texts) - SHOWN_NOTICES} more files were not pulled"
                 self._context.report(Notice(self._server, rest))
 
-    def _note_complete(self, listings: Mapping[str, Listing]) -> None:
+    def _note_complete(self, listings: Mapping[str, ArtifactListing]) -> None:
         done = [
             each.job.id
             for each in self._pulls
@@ -162,14 +166,14 @@ class _ServerPull:
             and not each.job.may_run
             and each.is_complete
             and listings[each.job.id].is_final
-            # It may exist in its own folder of jobs.
+            # A job that this folder of jobs does not have may exist in its own one.
             and listings[each.job.id].missing_from in {"", each.job.folder_id}
         ]
         if done:
             self._context.registry.revise((job_id, _with_all_artifacts) for job_id in done)
 
-    def _raise_if_no_room(self) -> None:
-        missing = [file for each in self._pulls for file in each.no_room]
+    def _raise_if_no_space(self) -> None:
+        missing = [file for each in self._pulls for file in each.no_space]
         if missing:
             sizes = readable_size(sum(file.stamp.size for file in missing))
             folder = self._pulls[0].budget.folder
@@ -180,7 +184,7 @@ class _ServerPull:
             raise JobError(message, hint=f"df -h {folder}", server=self._server)
 
 
-def _explain_shared(listing: Listing) -> str:
+def _explain_shared(listing: ArtifactListing) -> str:
     count = "1 of these files" if listing.shared == 1 else f"{listing.shared} of these files"
     return (
         f"another job that ran at the same time may have written {count}, such as {listing.example}; "

@@ -1,4 +1,4 @@
-"""The download of one file, resumed after the local part."""
+"""Download files over several connections; each resumes after its local part."""
 
 from __future__ import annotations
 
@@ -7,29 +7,41 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import JobError
+from remote_tool.errors import ConnectError, HostKeyError, JobError, LoginError
 from remote_tool.transport.sync.secrets import is_private_key
+from remote_tool.workflows import agent_client
 from remote_tool.workflows.artifacts.listing import LARGEST_FILE, LONGEST_REASON, read_number, read_stamp
+from remote_tool.workflows.events import Notice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from remote_tool.jobs.artifacts import Arrival, ArtifactFolder, RemoteFile, Stamp
+    from remote_tool.protocol.framing import Frame
     from remote_tool.workflows.artifacts.limits import Quota
+    from remote_tool.workflows.context import Context
+
+    OnProgress = Callable[[str], None]
 
 # Tries for a file that changes while being read, before it is left for the next pull.
 MOST_CHANGES = 3
+# Lost connections in a row without a byte in between.
+MOST_LOSSES = 4
+# Connections in total: a server that restarts again and again would never end it.
+MOST_CONNECTIONS = 100
+# Files that are synced to disk in parallel, which takes hardly longer than one.
+MOST_ENDING = 16
 
 
 class Transfer:
-    """A file being downloaded.
+    """The download of one file.
 
     Attributes:
-        file: The file, with the stamp last reported by the server.
+        file: The file, with the last stamp that the server has reported.
         is_here: Whether it is complete.
-        is_refused: Whether it can never be downloaded.
-        trouble: Why it was not downloaded, or empty.
-        arrived: Its local bytes.
+        is_refused: Whether it may never be downloaded.
+        trouble: The reason why it was not downloaded, or empty.
+        arrived: The number of bytes that are here.
     """
 
     def __init__(self, folder: ArtifactFolder, file: RemoteFile, quota: Quota, job_id: str = "") -> None:
@@ -59,7 +71,7 @@ class Transfer:
         return self._arrival is not None
 
     async def request(self) -> dict[str, Any]:
-        """Return the request for the file from the end of the local part."""
+        """Return the request for the rest of the file, after the local part."""
         self._checked, self._have, digest = 0, 0, ""
         if self._folder.partial_size(self.file):
             self._have, digest = await asyncio.to_thread(self._folder.partial_digest, self.file)
@@ -74,7 +86,11 @@ class Transfer:
         }
 
     def take(self, header: Mapping[str, Any], body: bytes) -> None:
-        """Process a frame about the file; ValueError if invalid."""
+        """Process a frame about the file.
+
+        Raises:
+            ValueError: It is invalid.
+        """
         if "begin" in header:
             self._begin(read_stamp(header["begin"]), read_number(header.get("offset"), LARGEST_FILE))
         elif "checked" in header:
@@ -91,7 +107,7 @@ class Transfer:
         """Process the final status; runs in a thread, as it waits for the disk."""
         with self._ending:
             if word == "whole" and not self.is_arriving:
-                return  # given up meanwhile
+                return  # leave() came first
             self._end(word[:LONGEST_REASON])
             self._close()
             if not self.is_here:
@@ -99,7 +115,7 @@ class Transfer:
 
     def leave(self) -> None:
         """Close the file; the downloaded part is kept."""
-        # Not while the other thread uses it: the descriptor may refer to another file by then.
+        # Not while the thread of end() uses the descriptor: it may refer to another file later.
         with self._ending:
             self._close()
 
@@ -125,7 +141,7 @@ class Transfer:
         self.arrived = offset
 
     def _reserve(self, size: int) -> None:
-        # Others may have grown since this one was requested.
+        # Other files may have grown since this one was requested.
         if size > self._reserved and not self._quota.grow(size - self._reserved):
             raise JobError(
                 f"{self.file.path} grew during the pull, beyond artifact_limit or the disk space here",
@@ -155,3 +171,109 @@ class Transfer:
             return
         self._folder.publish(self.file)
         self.is_here = True
+
+
+async def fetch_files(context: Context, server: str, transfers: Sequence[Transfer], on_progress: OnProgress) -> None:
+    """Download files; connect again when the connection is lost.
+
+    Raises:
+        JobError: A file cannot be written here, or the server's answer is invalid.
+        ConnectError: The connection was lost too often; downloaded parts are kept.
+    """
+    meter = _Meter(on_progress)
+    losses = connections = 0
+    while waiting := [each for each in transfers if not each.is_over]:
+        connections += 1
+        before = meter.received
+        try:
+            await _fetch_once(context, server, waiting, meter)
+        except (HostKeyError, LoginError):
+            raise
+        except ConnectError as error:
+            losses = 1 if meter.received > before else losses + 1
+            if losses > MOST_LOSSES or connections > MOST_CONNECTIONS:
+                raise
+            context.report(Notice(server, f"{error}; trying again"))
+            await asyncio.sleep(agent_client.PAUSES[min(losses, len(agent_client.PAUSES)) - 1])
+
+
+class _Meter:
+    """Counts downloaded bytes, and reports progress."""
+
+    def __init__(self, on_progress: OnProgress) -> None:
+        self.received = 0
+        self._on_progress = on_progress
+
+    def count(self, name: str, size: int) -> None:
+        self.received += size
+        self._on_progress(name)
+
+
+async def _fetch_once(context: Context, server: str, waiting: Sequence[Transfer], meter: _Meter) -> None:
+    host = await context.pool.host(server)
+    request = {"files": [await each.request() for each in waiting]}
+    stream = _FileStream(server, waiting, meter)
+    try:
+        async with agent_client.converse(
+            host, context.config, "send", request, silence=agent_client.LONGEST_SILENCE
+        ) as frames:
+            async for frame in frames:
+                await stream.take(frame)
+        await stream.finish()
+    finally:
+        for each in waiting:
+            each.leave()
+
+
+class _FileStream:
+    """The files that arrive over one connection, in order; several are synced to disk in parallel."""
+
+    def __init__(self, server: str, waiting: Sequence[Transfer], meter: _Meter) -> None:
+        self._server = server
+        self._waiting = waiting
+        self._meter = meter
+        self._current = 0
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def take(self, frame: Frame) -> None:
+        """Pass a frame to its file."""
+        if self._current >= len(self._waiting) or frame.header.get("file") != self._current:
+            raise JobError(f"{self._server}: sent an artifact that was not requested", server=self._server)
+        transfer = self._waiting[self._current]
+        if "end" in frame.header:
+            self._current += 1
+            await self._end(transfer, str(frame.header["end"]))
+            return
+        try:
+            transfer.take(frame.header, frame.body)
+        except (TypeError, ValueError) as error:
+            message = f"{self._server}: cannot read the artifacts that it sent ({error})"
+            raise JobError(message, server=self._server) from error
+        self._meter.count(transfer.file.path, len(frame.body))
+
+    async def finish(self) -> None:
+        """Wait until all files are in place.
+
+        Raises:
+            JobError: A file cannot be written, or not all have arrived.
+        """
+        while self._ending:
+            await self._collect()
+        if self._current < len(self._waiting):
+            message = f"{self._server}: stopped sending in the middle of the artifacts"
+            raise JobError(message, server=self._server)
+
+    async def _end(self, transfer: Transfer, word: str) -> None:
+        if word in {"whole", "changed"} and not transfer.is_arriving:
+            raise JobError(f"{self._server}: ended an artifact that it had not begun", server=self._server)
+        while len(self._ending) >= MOST_ENDING:
+            await self._collect()
+        task = asyncio.create_task(asyncio.to_thread(transfer.end, word))
+        # If something else has failed, nobody asks for this error.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._ending.add(task)
+
+    async def _collect(self) -> None:
+        done, self._ending = await asyncio.wait(self._ending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()

@@ -17,9 +17,9 @@ from remote_tool.jobs.artifacts import ArtifactFolder, RemoteFile, Stamp
 from remote_tool.jobs.job import new_job_id
 from remote_tool.protocol.artifact_patterns import ArtifactPattern
 from remote_tool.workflows.artifacts import pull as artifacts
-from remote_tool.workflows.artifacts import streams
+from remote_tool.workflows.artifacts import transfer as transfers
 from remote_tool.workflows.artifacts.limits import DiskBudget, Quota
-from remote_tool.workflows.artifacts.listing import Listing
+from remote_tool.workflows.artifacts.listing import ArtifactListing
 from remote_tool.workflows.artifacts.transfer import Transfer
 from remote_tool.workflows.events import Notice
 from remote_tool.workspace import Hooks
@@ -119,14 +119,14 @@ def desk(workspace: Workspace, shared_servers: tuple[TestServer, TestServer]) ->
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[int], None]]:
     """What is called with the number of bytes that have come, while they come."""
     listeners: list[Callable[[int], None]] = []
-    count = streams._Meter.count
+    count = transfers._Meter.count
 
     def counted(self: Any, name: str, size: int) -> None:
         count(self, name, size)
         for listener in listeners:
             listener(self.received)
 
-    monkeypatch.setattr(streams._Meter, "count", counted)
+    monkeypatch.setattr(transfers._Meter, "count", counted)
     return listeners
 
 
@@ -397,7 +397,7 @@ def test_a_file_that_changes_while_it_comes_is_left_for_the_next_time(
 def test_a_file_that_grew_since_it_was_listed_comes_as_it_is(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     job = desk.start("", "*.log")
     path = desk.write("metrics.log", b"1\n")
-    fetch = streams.fetch_files
+    fetch = transfers.fetch_files
 
     async def fetch_later(*arguments: Any) -> None:
         path.write_bytes(b"1\n2\n")
@@ -418,7 +418,7 @@ def test_what_files_grow_by_after_the_list_counts_too(
     desk = Desk(Workspace.find(root), shared_servers[0])
     job = desk.start("", "*.pt")
     paths = [desk.write(name, b"") for name in ("a.pt", "b.pt", "c.pt")]
-    fetch = streams.fetch_files
+    fetch = transfers.fetch_files
 
     async def fetch_later(*arguments: Any) -> None:
         for path, size in zip(paths, (2000, 1000, 1000), strict=True):
@@ -475,8 +475,8 @@ def test_an_error_that_may_pass_completes_nothing_and_one_that_stays_does(
     (desk.folder / "end").touch()
     until(lambda: job.state.is_finished)
 
-    async def fail(_context: Any, _server: str, wanted: Any) -> dict[str, Listing]:
-        listings = {job_id: Listing() for job_id in wanted}
+    async def fail(_context: Any, _server: str, wanted: Any) -> dict[str, ArtifactListing]:
+        listings = {job_id: ArtifactListing() for job_id in wanted}
         for listing in listings.values():
             listing.take({"error": "Input/output error", "gone": gone})
         return listings
