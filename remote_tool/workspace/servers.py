@@ -122,7 +122,7 @@ class ServerMethods(Project):
         Raises:
             UsageError: A file cannot be written, or belongs to another project.
         """
-        from remote_tool.workflows.servers.install_ssh_config import install
+        from remote_tool.workflows.servers.ssh_config import install
 
         blocks = self.ssh_config(servers, check=check)
         if blocks.values:
@@ -135,7 +135,7 @@ class ServerMethods(Project):
         Raises:
             UsageError: A file cannot be written, or belongs to another project.
         """
-        from remote_tool.workflows.servers.install_ssh_config import remove
+        from remote_tool.workflows.servers.ssh_config import remove
 
         return remove(self.config)
 

@@ -15,7 +15,7 @@ from remote_tool.cli.tables.gpus import gpus_document, print_gpus
 from remote_tool.errors import JobError, SomeServersFailedError
 
 if TYPE_CHECKING:
-    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, Link
+    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, MeasuredLink
     from remote_tool.workflows.servers.install_keys import KeyOnServer
 
 
@@ -123,7 +123,7 @@ def _bandwidth_document(answer: BandwidthAnswer) -> dict[str, Any]:
     return {"links": [_link_as_json(link) for link in answer.links], "errors": errors_as_json(answer.errors)}
 
 
-def _link_as_json(link: Link) -> dict[str, Any]:
+def _link_as_json(link: MeasuredLink) -> dict[str, Any]:
     return {
         "from": link.source,
         "to": link.target,

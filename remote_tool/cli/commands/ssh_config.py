@@ -24,7 +24,7 @@ def ssh_config(
 
     They have the address, user, port, key, and jump hosts that remote-tool uses, and its file of known host keys.
     """
-    from remote_tool.workflows.servers.install_ssh_config import installed_file  # noqa: PLC0415 - not for --help
+    from remote_tool.workflows.servers.ssh_config import installed_file  # noqa: PLC0415 - not for --help
 
     if remove:
         if install or targets.words:
@@ -46,7 +46,7 @@ def ssh_config(
 
 
 def _remove(connection: Connection) -> None:
-    from remote_tool.workflows.servers.install_ssh_config import installed_file  # noqa: PLC0415 - not for --help
+    from remote_tool.workflows.servers.ssh_config import installed_file  # noqa: PLC0415 - not for --help
 
     with connection.console() as console:
         workspace = console.find_workspace()

@@ -10,7 +10,7 @@ from remote_tool.workflows.servers.bandwidth import readable_rate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, Link
+    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, MeasuredLink
 
 WIDTH = 80
 GAP = 2
@@ -46,7 +46,7 @@ def remarks(answer: BandwidthAnswer) -> list[str]:
     return lines
 
 
-def _rate(link: Link) -> str:
+def _rate(link: MeasuredLink) -> str:
     assert link.gbit is not None
     return f"{readable_rate(link.gbit)} Gbit/s"
 

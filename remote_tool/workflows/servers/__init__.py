@@ -6,7 +6,6 @@ __all__ = [
     "gpus",
     "init",
     "install_keys",
-    "install_ssh_config",
     "kept_logins",
     "samples",
     "ssh_config",

@@ -1,4 +1,4 @@
-"""bandwidth: measure network bandwidth between each pair of servers, one measurement per server at a time."""
+"""bandwidth: measure the network bandwidth between servers, pair by pair; a server takes part in one pair at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FIREWALL_HINT = (
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """The bandwidth from one server to another.
 
     Attributes:
@@ -50,11 +50,11 @@ class Link:
         target: The server that receives.
         gbit: 10⁹ bits per second, counted by the receiver; None if not measured.
         round_trip: The median round-trip time in seconds.
-        interface: The source's.
-        target_interface: The target's.
-        address: The listener's, as reached by the other.
+        interface: The network interface of the source.
+        target_interface: The network interface of the target.
+        address: The address at which one of them reached the other.
         method: ``iperf3``, or ``own`` if one of the two lacks iperf3.
-        error: Why it was not measured.
+        error: The reason why it was not measured, or empty.
     """
 
     source: str
@@ -79,11 +79,11 @@ class BandwidthAnswer:
     """
 
     servers: tuple[str, ...]
-    links: tuple[Link, ...]
+    links: tuple[MeasuredLink, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
 
     @property
-    def slowest(self) -> Link | None:
+    def slowest(self) -> MeasuredLink | None:
         """Return the link with the least bandwidth."""
         measured = [link for link in self.links if link.gbit is not None]
         return min(measured, key=lambda link: link.gbit or 0.0, default=None)
@@ -105,7 +105,7 @@ async def measure_bandwidth(context: Context, servers: Sequence[str], seconds: f
     Args:
         context: The configuration and connections.
         servers: Names; empty means all.
-        seconds: For each direction.
+        seconds: The duration of each direction.
 
     Raises:
         UsageError: There are fewer than two servers, or the time is invalid.
@@ -115,8 +115,8 @@ async def measure_bandwidth(context: Context, servers: Sequence[str], seconds: f
         raise UsageError("bandwidth needs at least two servers", hint="remote-tool bandwidth --server A --server B")
     if not 0 < seconds <= MOST_SECONDS:
         raise UsageError(f"--seconds must be more than 0 and at most {MOST_SECONDS:g}, found {seconds:g}")
-    found = await on_every(names, lambda server: _candidates(context, server))
-    links: list[Link] = []
+    found = await on_every(names, lambda server: _find_addresses(context, server))
+    links: list[MeasuredLink] = []
     for pairs in tournament(list(found.values)):
         measured = await asyncio.gather(
             *(_measure_pair(context, pair, found.values[pair[0]], seconds) for pair in pairs)
@@ -128,19 +128,19 @@ async def measure_bandwidth(context: Context, servers: Sequence[str], seconds: f
 def tournament(names: Sequence[str]) -> list[list[tuple[str, str]]]:
     """Return rounds of disjoint pairs that cover each pair once (the circle method)."""
     circle: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
-    place = {name: number for number, name in enumerate(names)}
+    position = {name: number for number, name in enumerate(names)}
     rounds = []
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
-        met = zip(circle[:half], reversed(circle[half:]), strict=True)
-        pairs = [(one, two) for one, two in met if one is not None and two is not None]
-        rounds.append([(one, two) if place[one] < place[two] else (two, one) for one, two in pairs])
+        opposite = zip(circle[:half], reversed(circle[half:]), strict=True)
+        pairs = [(one, two) for one, two in opposite if one is not None and two is not None]
+        rounds.append([(one, two) if position[one] < position[two] else (two, one) for one, two in pairs])
         circle = [circle[0], circle[-1], *circle[1:-1]]
     return rounds
 
 
-async def _candidates(context: Context, server: str) -> tuple[str, ...]:
-    """Return addresses at which others may reach a server, in the same order as for a launch."""
+async def _find_addresses(context: Context, server: str) -> tuple[str, ...]:
+    """Return the addresses at which others may reach a server, in the order of a launch."""
     host = await context.pool.host(server)
     found = read_addresses(server, await call(host, context.config, "own_addresses", {}))
     configured = context.config.servers[server].address
@@ -149,8 +149,8 @@ async def _candidates(context: Context, server: str) -> tuple[str, ...]:
 
 async def _measure_pair(
     context: Context, pair: tuple[str, str], candidates: Sequence[str], seconds: float
-) -> tuple[Link, Link]:
-    """Measure both directions; a failed pair has an error."""
+) -> tuple[MeasuredLink, MeasuredLink]:
+    """Measure both directions of a pair; if this fails, both links have the error."""
     first, second = pair
     step, began = f"bandwidth with {second}", time.monotonic()
     context.report(StepStarted(first, step))
@@ -159,18 +159,18 @@ async def _measure_pair(
     except RemoteToolError as error:
         why = error.message
         context.report(StepEnded(first, step, Outcome.FAILED, why, time.monotonic() - began))
-        return Link(first, second, error=why), Link(second, first, error=why)
-    context.report(StepEnded(first, step, Outcome.DONE, _detail(*links), time.monotonic() - began))
+        return MeasuredLink(first, second, error=why), MeasuredLink(second, first, error=why)
+    context.report(StepEnded(first, step, Outcome.DONE, _describe(*links), time.monotonic() - began))
     return links
 
 
-def _detail(there: Link, back: Link) -> str:
+def _describe(there: MeasuredLink, back: MeasuredLink) -> str:
     assert there.gbit is not None
     assert back.gbit is not None
     assert there.round_trip is not None
-    ways = f"{there.interface or '?'} to {there.target_interface or '?'}"
+    interfaces = f"{there.interface or '?'} to {there.target_interface or '?'}"
     rates = f"{readable_rate(there.gbit)} Gbit/s there, {readable_rate(back.gbit)} back"
-    return f"{rates}, {there.round_trip * 1000:.2f} ms, {ways}"
+    return f"{rates}, {there.round_trip * 1000:.2f} ms, {interfaces}"
 
 
 def readable_rate(gbit: float) -> str:
@@ -181,7 +181,7 @@ def readable_rate(gbit: float) -> str:
 
 async def _measure(
     context: Context, pair: tuple[str, str], candidates: Sequence[str], seconds: float
-) -> tuple[Link, Link]:
+) -> tuple[MeasuredLink, MeasuredLink]:
     first, second = pair
     secret = secrets.token_hex(16)
     async with _listening(context, first, {"secret": secret, "seconds": seconds}) as (port, has_iperf):
@@ -233,8 +233,8 @@ async def _first_header(server: str, frames: AsyncIterator[Frame]) -> Mapping[st
     raise JobError(f"{server}: no free port to measure on", server=server)
 
 
-def _read_link(pair: tuple[str, str], answer: Mapping[str, Any]) -> Link:
-    """Parse the connecting side's result for both directions; it is the second of the pair."""
+def _read_link(pair: tuple[str, str], answer: Mapping[str, Any]) -> MeasuredLink:
+    """Parse the part of an answer that is common to both directions; the second of the pair has connected."""
     first, second = pair
     try:
         address = str(ipaddress.ip_address(answer["address"]))
@@ -242,8 +242,8 @@ def _read_link(pair: tuple[str, str], answer: Mapping[str, Any]) -> Link:
         # A configured address may be a name.
         address = printable(str(answer.get("address", "")))[:LONGEST_NAME]
     if answer.get("method") not in METHODS:
-        raise _not_readable(second, answer.get("method"))
-    return Link(
+        raise _unreadable(second, answer.get("method"))
+    return MeasuredLink(
         first,
         second,
         round_trip=_number(second, answer.get("round_trip"), LISTEN_SECONDS),
@@ -264,9 +264,9 @@ def _rate(server: str, value: object) -> float:
 
 def _number(server: str, value: object, most: float) -> float:
     if not isinstance(value, int | float) or not is_seconds(value, most):
-        raise _not_readable(server, value)
+        raise _unreadable(server, value)
     return float(value)
 
 
-def _not_readable(server: str, value: object) -> JobError:
+def _unreadable(server: str, value: object) -> JobError:
     return JobError(f"{server}: cannot read what it measured ({value!r:.40})", server=server)

@@ -1,4 +1,7 @@
-"""check: check read-only whether servers are ready for training together; a failing server is part of the answer."""
+"""check: find out whether servers are ready for training together, and change nothing.
+
+A server that fails is a part of the answer, not an error.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Channel, Host, Login
     from remote_tool.transport.pool import HostPool
 
-# nvidia-smi is run up to four times; the other facts take a second, or that after one of login's own programs.
+# For all facts without nvidia-smi, which is run up to four times: they take a second, after the programs of the login.
 OTHER_SECONDS = 20.0
 LONGEST_ANSWER = 4 * 1024 * 1024
 
@@ -38,7 +41,7 @@ class ServerReport:
 
     Attributes:
         name: The server.
-        checks: In display order.
+        checks: The checks, in the order in which they are shown.
     """
 
     name: str
@@ -77,7 +80,9 @@ class CheckAnswer:
 
 
 @dataclass(frozen=True)
-class _Answered:
+class _ServerAnswer:
+    """The answer of a server; ``clock`` is None if unknown."""
+
     login: Login
     checks: list[Check]
     clock: Clock | None
@@ -87,18 +92,18 @@ class _Answered:
 async def check(
     pool: HostPool, config: Config, servers: Sequence[str] = (), *, gpu_seconds: float = GPU_SECONDS
 ) -> CheckAnswer:
-    """Query every server in one round trip after the login, and evaluate the answers; never raises for a server."""
+    """Ask every server in one round trip after the login, and judge the answers; raise for no server."""
     names = choose_servers(config, servers)
-    others = _names_in_use(config)
+    host_names = _configured_names(config)
 
-    async def on_one(name: str) -> _Answered:
+    async def on_one(name: str) -> _ServerAnswer:
         host = await pool.host(name, logs_in=True)
-        answered = await _ask(host, config.for_server(name), others, gpu_seconds)
-        return replace(answered, data=await check_data_sets(host, config.data))
+        answer = await _ask(host, config.for_server(name), host_names, gpu_seconds)
+        return replace(answer, data=await check_data_sets(host, config.data))
 
     results = await on_every(names, on_one)
-    checks = compare({name: answered.checks for name, answered in results.values.items()})
-    clocks = check_clocks({name: answered.clock for name, answered in results.values.items()})
+    checks = compare({name: answer.checks for name, answer in results.values.items()})
+    clocks = check_clocks({name: answer.clock for name, answer in results.values.items()})
     reports = [
         ServerReport(
             name, (*_login_checks(results.values[name].login), *checks[name], clocks[name], *results.values[name].data)
@@ -110,8 +115,8 @@ async def check(
     return CheckAnswer(tuple(reports), results.errors)
 
 
-def _names_in_use(config: Config) -> tuple[str, ...]:
-    """Return the host names by which servers should reach each other: ``address:``, unless numeric."""
+def _configured_names(config: Config) -> tuple[str, ...]:
+    """Return the names in ``address:``, by which servers should reach each other."""
     return tuple(
         dict.fromkeys(
             server.address
@@ -129,24 +134,24 @@ def _is_number(address: str) -> bool:
     return True
 
 
-async def _rsync_here() -> str:
+async def _find_rsync_release() -> str:
     try:
         return (await find_local_rsync()).release
     except SyncError:
         return ""
 
 
-async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: float) -> _Answered:
+async def _ask(host: Host, config: Config, host_names: Sequence[str], gpu_seconds: float) -> _ServerAnswer:
     facts = facts_script(config, source_archive()[0], probe=True, look_only=True)
-    script = machine_script(config, facts, others, gpu_seconds=gpu_seconds)
+    script = machine_script(config, facts, host_names, gpu_seconds=gpu_seconds)
     asked_at, seconds = time.time(), OTHER_SECONDS + 2 * gpu_seconds
     async with host.open(script, label="what it has for training") as channel:
         await channel.write_eof()
         await channel.start()
-        answer, heard_at = await _listen(channel, seconds)
-    told, of_facts = split_answer(answer)
-    machine = parse_machine(told)
-    if not of_facts:
+        answer, answered_at = await _read_answer(channel, seconds)
+    machine_answer, facts_answer = split_answer(answer)
+    machine = parse_machine(machine_answer)
+    if not facts_answer:
         problem = f"did not answer within {seconds:.0f} s"
         if len(answer) >= LONGEST_ANSWER:
             problem = f"sent more than {readable_size(LONGEST_ANSWER)} that are no answer"
@@ -157,14 +162,14 @@ async def _ask(host: Host, config: Config, others: Sequence[str], gpu_seconds: f
             hint=f"remote-tool run --server {host.name} --cmd 'df -h; uptime'",
             server=host.name,
         )
-    facts_there, here = parse_facts(host.name, of_facts), await _rsync_here()
-    server = ServerInspection(config, facts_there, machine, others, here)
-    return _Answered(host.login, check_server(server), _clock_of(machine, asked_at, heard_at))
+    server_facts, local_rsync = parse_facts(host.name, facts_answer), await _find_rsync_release()
+    server = ServerInspection(config, server_facts, machine, host_names, local_rsync)
+    return _ServerAnswer(host.login, check_server(server), _clock_of(machine, asked_at, answered_at))
 
 
-async def _listen(channel: Channel, seconds: float) -> tuple[bytes, float]:
-    """Read output with a timeout, and note when the first of it came; slow parts come last."""
-    answer, heard_at = bytearray(), 0.0
+async def _read_answer(channel: Channel, seconds: float) -> tuple[bytes, float]:
+    """Read output with a timeout, also if it is incomplete; return it with the time of its first byte."""
+    answer, answered_at = bytearray(), 0.0
     try:
         async with asyncio.timeout(seconds):
             while len(answer) < LONGEST_ANSWER:
@@ -172,29 +177,29 @@ async def _listen(channel: Channel, seconds: float) -> tuple[bytes, float]:
                 if not data:
                     await channel.wait()
                     break
-                heard_at = heard_at or time.time()
+                answered_at = answered_at or time.time()
                 answer += data
     except TimeoutError:
         pass
-    return bytes(answer), heard_at
+    return bytes(answer), answered_at
 
 
-def _clock_of(machine: Machine, asked_at: float, heard_at: float) -> Clock | None:
+def _clock_of(machine: Machine, asked_at: float, answered_at: float) -> Clock | None:
     """Compare a clock with the middle of the interval in which it was read."""
     if machine.clock is None:
         return None
-    told = machine.clock if machine.clock_has_fractions else machine.clock + 0.5
-    doubt = (heard_at - asked_at) / 2 + (0.0 if machine.clock_has_fractions else 0.5)
-    return Clock(told - (asked_at + heard_at) / 2, abs(doubt))
+    clock = machine.clock if machine.clock_has_fractions else machine.clock + 0.5
+    uncertainty = (answered_at - asked_at) / 2 + (0.0 if machine.clock_has_fractions else 0.5)
+    return Clock(clock - (asked_at + answered_at) / 2, abs(uncertainty))
 
 
 def _login_checks(login: Login) -> list[Check]:
-    entered = Check("login", Status.OK, f"{login.username}, {login.method}")
+    login_check = Check("login", Status.OK, f"{login.username}, {login.method}")
     if login.is_new:
         hint = "compare with the server's own key: ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"
-        return [entered, Check("host key", Status.WARN, f"new: {login.host_key}", hint)]
+        return [login_check, Check("host key", Status.WARN, f"new: {login.host_key}", hint)]
     known = login.host_key.partition(" ")[0]
-    return [entered, Check("host key", Status.OK, f"known ({known})" if known else "certificate")]
+    return [login_check, Check("host key", Status.OK, f"known ({known})" if known else "certificate")]
 
 
 def _failed_checks(name: str, error: RemoteToolError) -> tuple[Check, ...]:

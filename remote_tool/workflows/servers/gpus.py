@@ -1,4 +1,4 @@
-"""Ask servers for the users of their GPUs, or wait for free ones; answers are not trusted."""
+"""gpus: ask servers who uses their GPUs, or wait for free ones; answers are not trusted."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from remote_tool.errors import (
     UsageError,
 )
 from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, SILENCE, parse_gpu, parse_process
+from remote_tool.readable import MEBIBYTE
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import NoPythonError, NotPreparedError, call_until_answered
 from remote_tool.workflows.selection import choose_servers
@@ -42,16 +43,15 @@ if TYPE_CHECKING:
 
 FREE, LEASED, USED, UNKNOWN = "free", "leased", "used", "unknown"
 MOST_PROCESSES, MOST_QUEUED, MOST_NOTES = 16, 4096, 16
-# Seconds between two questions of a command that waits.
+# Seconds between two requests of a command that waits.
 INTERVAL = 5.0
-MEBIBYTE = 1024 * 1024
 NO_PROGRAM, NO_GPUS = 91, 92
 # For the two answers, and the login shell.
-BARE_SECONDS = 3 * SILENCE
+NVIDIA_SMI_SECONDS = 3 * SILENCE
 NO_LEASES = "it has no Python 3.8 or newer, so leases and the queue are unknown"
 
-# The processes come after an empty line; each user of one comes after its process id.
-_ASK_BARE = f"""{BOUNDED}
+# The output has three parts with an empty line in between: GPUs, processes, and the user of each process id.
+_NVIDIA_SMI = f"""{BOUNDED}
 smi=$(command -v nvidia-smi) || smi=/usr/lib/wsl/lib/nvidia-smi
 if [ ! -x "$smi" ]; then
     for gpu in /dev/nvidia[0-9]*; do [ -e "$gpu" ] && exit {NO_PROGRAM}; done
@@ -80,19 +80,19 @@ class QueuedJob:
 
 
 @dataclass(frozen=True)
-class GpuState:
-    """The user of a GPU.
+class GpuUse:
+    """A GPU, and who uses it.
 
     Attributes:
-        index: As in nvidia-smi.
-        uuid: As CUDA_VISIBLE_DEVICES takes it.
-        name: Its model.
+        index: The number in nvidia-smi.
+        uuid: The UUID for CUDA_VISIBLE_DEVICES.
+        name: The model.
         state: ``free``, ``leased``, ``used`` by processes without a lease, or ``unknown`` where leases are.
         memory_used: Bytes; None if not reported, like the next two.
         memory_total: Bytes.
         load: Percent.
-        lease: Of a GPU that is leased.
-        processes: Those on it that the server shows.
+        lease: The lease; None without one.
+        processes: The processes on it, as far as the server shows them.
         is_ours: Whether ``devices`` of the server allows it.
     """
 
@@ -113,13 +113,13 @@ class ServerGpus:
     """The GPUs of a server.
 
     Attributes:
-        gpus: By number.
-        queue: The jobs that wait, of all users, in the order of the queue.
-        problem: Why nothing is known of its GPUs; else empty.
-        notes: What limits the answer, such as a private /var/tmp.
+        gpus: The GPUs, by number.
+        queue: The jobs of all users that wait, in the order of the queue.
+        problem: The reason why the GPUs are unknown, or empty.
+        notes: Limits of the answer, such as a private /var/tmp.
     """
 
-    gpus: tuple[GpuState, ...] = ()
+    gpus: tuple[GpuUse, ...] = ()
     queue: tuple[QueuedJob, ...] = ()
     problem: str = ""
     notes: tuple[str, ...] = ()
@@ -153,13 +153,13 @@ class GpusAnswer:
 
 
 async def list_gpus(context: Context, servers: Sequence[str] = ()) -> GpusAnswer:
-    """Ask every server, and where there is no Python, only its nvidia-smi."""
+    """Ask every server; where there is no Python, ask only its nvidia-smi."""
 
     async def ask(server: str) -> ServerGpus:
         try:
             return await _ask(context, server)
         except NoPythonError:
-            return parse_gpus(await _ask_bare(await context.pool.host(server)), context.config, server)
+            return parse_gpus(await _ask_nvidia_smi(await context.pool.host(server)), context.config, server)
 
     results = await on_every(choose_servers(context.config, servers), ask)
     return GpusAnswer(results.values, results.errors)
@@ -170,38 +170,38 @@ async def _ask(context: Context, server: str) -> ServerGpus:
     return parse_gpus(answer, context.config, server)
 
 
-async def _ask_bare(host: Host) -> dict[str, Any]:
-    """Ask nvidia-smi itself, and return an answer like that of the agent."""
+async def _ask_nvidia_smi(host: Host) -> dict[str, Any]:
+    """Run nvidia-smi on a server, and return an answer in the form of the agent's."""
     try:
-        asked = await host.run(_ASK_BARE, timeout=BARE_SECONDS, check=False, label="nvidia-smi")
+        result = await host.run(_NVIDIA_SMI, timeout=NVIDIA_SMI_SECONDS, check=False, label="nvidia-smi")
     except RemoteCommandError as error:
         return {"problem": error.message.removeprefix(f"{host.name}: ")}
-    if asked.exit.status == NO_GPUS:
+    if result.exit.status == NO_GPUS:
         return {}
-    if asked.exit.status == NO_PROGRAM:
+    if result.exit.status == NO_PROGRAM:
         return {"problem": "it has a GPU, but no nvidia-smi"}
-    said = asked.stdout.decode(errors="replace")
-    gpus, processes, users = (part.splitlines() for part in [*said.split("\n\n"), "", ""][:3])
-    strange = [line for line in gpus if parse_gpu(line) is None]
-    if not asked.ok or strange or not gpus:
-        return {"problem": f"nvidia-smi: {next(iter([*strange, *filter(None, processes)]), 'no answer')}"}
+    output = result.stdout.decode(errors="replace")
+    gpus, processes, users = (part.splitlines() for part in [*output.split("\n\n"), "", ""][:3])
+    malformed = [line for line in gpus if parse_gpu(line) is None]
+    if not result.ok or malformed or not gpus:
+        return {"problem": f"nvidia-smi: {next(iter([*malformed, *filter(None, processes)]), 'no answer')}"}
     names = dict(line.split(" ", 1) for line in users if " " in line)
-    on_gpus = [each for each in map(parse_process, processes) if each is not None]
+    gpu_processes = [each for each in map(parse_process, processes) if each is not None]
     return {
-        "gpus": [_describe_bare(gpu, on_gpus, names) for gpu in map(parse_gpu, gpus) if gpu is not None],
+        "gpus": [_describe_gpu(gpu, gpu_processes, names) for gpu in map(parse_gpu, gpus) if gpu is not None],
         "note": NO_LEASES,
     }
 
 
-def _describe_bare(
+def _describe_gpu(
     gpu: Mapping[str, Any], processes: Sequence[tuple[str, int, float | None]], names: Mapping[str, str]
 ) -> dict[str, Any]:
-    mine = [
+    own = [
         {"pid": pid, "used": used, "user": names.get(str(pid), "")}
         for uuid, pid, used in processes
         if uuid == gpu["uuid"]
     ]
-    return {**gpu, "state": USED if mine else UNKNOWN, "processes": mine}
+    return {**gpu, "state": USED if own else UNKNOWN, "processes": own}
 
 
 async def wait_for_gpus(context: Context, servers: Sequence[str], count: int) -> GpusAnswer:
@@ -217,26 +217,26 @@ async def wait_for_gpus(context: Context, servers: Sequence[str], count: int) ->
         answer = GpusAnswer(results.values, results.errors)
         if answer.with_free(count):
             return answer
-        may_have = [each for each in answer.servers.values() if each.problem or _allowed(each) >= count]
-        if not may_have and not any(_may_come_back(error) for error in answer.errors.values()):
+        may_have = [each for each in answer.servers.values() if each.problem or _count_allowed(each) >= count]
+        if not may_have and not any(_is_temporary(error) for error in answer.errors.values()):
             if answer.errors:
                 return answer
-            most = max((_allowed(each) for each in answer.servers.values()), default=0)
+            most = max((_count_allowed(each) for each in answer.servers.values()), default=0)
             raise UsageError(f"No server has {count} GPUs; the most that one has is {most}", hint="remote-tool gpus")
         await asyncio.sleep(INTERVAL)
 
 
-def _may_come_back(error: RemoteToolError) -> bool:
+def _is_temporary(error: RemoteToolError) -> bool:
     is_final = isinstance(error, NotPreparedError | NoPythonError | LoginError | HostKeyError)
     return isinstance(error, ConnectError | JobError) and not is_final
 
 
-def _allowed(server: ServerGpus) -> int:
+def _count_allowed(server: ServerGpus) -> int:
     return sum(gpu.is_ours for gpu in server.gpus)
 
 
 def parse_gpus(answer: Mapping[str, Any], config: Config, server: str) -> ServerGpus:
-    """Read a server's answer, without its malformed entries."""
+    """Parse the answer of a server; malformed entries are left out."""
     devices = config.servers[server].devices
     ignored = answer.get("ignored")
     notes = [answer.get("note"), *(ignored[:MOST_NOTES] if isinstance(ignored, list) else ())]
@@ -251,10 +251,10 @@ def parse_gpus(answer: Mapping[str, Any], config: Config, server: str) -> Server
     )
 
 
-def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuState:
+def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuUse:
     index, uuid = round(number_of(entry.get("index")) or 0), text_of(entry.get("uuid"))
     state = text_of(entry.get("state"))
-    return GpuState(
+    return GpuUse(
         index=index,
         uuid=uuid,
         name=text_of(entry.get("name")),

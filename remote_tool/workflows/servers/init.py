@@ -1,4 +1,4 @@
-"""init: write a workspace's files from answers; all or none, without overwriting."""
+"""init: write the files of a workspace, all or none, and overwrite nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ IGNORED = """\
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """A server as entered by the user."""
+    """A server that the user has named."""
 
     name: str
     hostname: str
@@ -67,7 +67,7 @@ class ServerAnswer:
 
 @dataclass(frozen=True)
 class InitAnswers:
-    """Contents of the files; an empty name means the project folder's."""
+    """The answers from which the files are written; an empty name means that of the project folder."""
 
     name: str
     servers: tuple[ServerAnswer, ...]
@@ -90,20 +90,20 @@ def parse_server_option(text: str) -> ServerAnswer:
     values += [("user", user, forms.USERNAME)] if has_user else []
     values += [("port", port, forms.PORT)] if port is not None else []
     values += [("name", name, forms.SERVER_NAME)] if is_named else []
-    for what, value, form in values:
+    for part, value, form in values:
         if not form.accepts(value):
-            raise UsageError(f"{text!r}: the {what} must be {form.expected}, found {value!r}", hint=OPTION_HINT)
+            raise UsageError(f"{text!r}: the {part} must be {form.expected}, found {value!r}", hint=OPTION_HINT)
     hostname = forms.plain_host(host)
     return ServerAnswer(name or name_for(hostname), hostname, user or None, int(port) if port else None)
 
 
 def servers_of_list(hosts: Sequence[ListedHost]) -> tuple[ServerAnswer, ...]:
-    """Return the hosts of a list as servers, with the names and users that they would have without ``init``."""
+    """Return the hosts of a list as servers, with the same names and users as for ``--hosts``."""
     return tuple(ServerAnswer(each.name, each.hostname, _user_of(each)) for each, _ in servers_for(hosts, {}))
 
 
 def _user_of(server: Server) -> str | None:
-    """Return the user to write: your own name if nothing else is given, as configs.yaml defaults to ubuntu."""
+    """Return the user to write: the local one if none is given, as configs.yaml defaults to ubuntu."""
     from remote_tool.transport.ssh.ssh_config import resolve_endpoints  # noqa: PLC0415 - only lists of hosts need the SSH library
 
     own = getpass.getuser()
@@ -127,7 +127,7 @@ def write_workspace(root: Path, answers: InitAnswers) -> list[Path]:
 
 
 def proposals(root: Path) -> str:
-    """Return commented lines for exclude.txt naming files in the project that are often not sent."""
+    """Return commented lines for exclude.txt, which name files in the project that are often not sent."""
     lines = [
         f"# {pattern_of(name)}\n" for name in usual_here(root) if name not in EXCLUDES.split() and name.isprintable()
     ]
@@ -155,7 +155,7 @@ def refuse_existing(root: Path) -> None:
     """Refuse to overwrite a file.
 
     Raises:
-        UsageError: One exists already.
+        UsageError: A file exists already.
     """
     paths = LocalPaths(root)
     for path in (paths.config_file, paths.exclude_file):
@@ -196,7 +196,7 @@ def _quoted(value: str | int) -> str:
 
 
 def _check_forms(root: Path, answers: InitAnswers) -> None:
-    """Validate answers in terms of the user's input, not of the resulting file."""
+    """Check the answers one by one, so that an error names the answer and not a line of the file."""
     name = (answers.name or root.name).removeprefix("~/")
     _must_be(name, forms.PROJECT_NAME, "The project's name", "remote-tool init --name my_project")
     if answers.private_key:
@@ -210,9 +210,9 @@ def _check_forms(root: Path, answers: InitAnswers) -> None:
             _must_be(str(server.port), forms.PORT, f"The port of {server.name}", OPTION_HINT)
 
 
-def _must_be(value: str, form: Validator, what: str, hint: str) -> None:
+def _must_be(value: str, form: Validator, subject: str, hint: str) -> None:
     if not form.accepts(value):
-        raise UsageError(f"{what} must be {form.expected}, found {value!r}", hint=hint)
+        raise UsageError(f"{subject} must be {form.expected}, found {value!r}", hint=hint)
 
 
 def _write_all(files: Mapping[Path, bytes], root: Path) -> None:

@@ -1,4 +1,4 @@
-"""keys: install the user's key on every server, with one password prompt, and verify by logging in with it."""
+"""keys: install the user's key on every server, with one password prompt, and verify it with a login."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class KeyOnServer:
     """The user's key on one server.
 
     Attributes:
-        state: ``works``: it already worked; ``added``: it works now; ``missing``: it does not (``--dry-run``).
-        key: The local private file; empty for a key in the agent.
-        line: The public line; empty without a key.
+        state: ``works``: it worked already; ``added``: it works now; ``missing``: it does not (``--dry-run``).
+        key: The local file of the private key; empty for a key in an agent.
+        line: The public key, as one line; empty without a key.
         file: The server's file to which the line was added, or empty.
     """
 
@@ -74,7 +74,7 @@ class KeysRequest:
 
 
 async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnServer]:
-    """Find which servers accept a key; create one if missing, add it to the other servers, and verify the logins.
+    """Find the servers that accept no key; create a missing key, add it there, and verify the logins.
 
     Raises:
         UsageError: A key cannot be created.
@@ -87,24 +87,26 @@ async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnS
     refused = await context.pool.confirm_host_keys(missing)
     trusted = {server: key for server, key in missing.items() if server not in refused}
     lines = await _make_keys(context, trusted.values(), ask_passphrase=request.passphrase)
-    taken: set[str] = set()
+    installed_keys: set[str] = set()
 
     async def install(server: str) -> KeyOnServer:
         installed = await _install(context, server, trusted[server], lines)
-        taken.add(installed.key)
+        installed_keys.add(installed.key)
         return installed
 
     try:
         await context.pool.expect_common_password(trusted)
         added = await on_every(trusted, install)
     finally:
-        for key in dict.fromkeys(each.key for each in trusted.values() if not each.line and each.key not in taken):
+        for key in dict.fromkeys(
+            each.key for each in trusted.values() if not each.line and each.key not in installed_keys
+        ):
             names = shlex.join([key, f"{key}.pub"])
             context.report(Notice("", f"no server accepted the new key {key}; to remove it: rm {names}"))
-    return _together(servers, {**found.values, **added.values}, {**found.errors, **refused, **added.errors})
+    return _in_order(servers, {**found.values, **added.values}, {**found.errors, **refused, **added.errors})
 
 
-def _together(
+def _in_order(
     servers: Sequence[str], values: Mapping[str, KeyOnServer], errors: Mapping[str, RemoteToolError]
 ) -> Results[KeyOnServer]:
     return Results(
@@ -125,9 +127,9 @@ async def _inspect(context: Context, server: str) -> KeyOnServer:
         return KeyOnServer(KeyState.MISSING, name, key.line)
 
 
-async def _make_keys(context: Context, wanted: Iterable[KeyOnServer], *, ask_passphrase: bool) -> dict[str, str]:
+async def _make_keys(context: Context, keys: Iterable[KeyOnServer], *, ask_passphrase: bool) -> dict[str, str]:
     """Create missing keys; return the public line of every key by its file."""
-    lines = {key.key: key.line for key in wanted}
+    lines = {key.key: key.line for key in keys}
     for name in [name for name, line in lines.items() if not line]:
         passphrase = await _new_passphrase(context, name) if ask_passphrase else None
         lines[name] = await asyncio.to_thread(make_key, Path(name), passphrase)
@@ -155,15 +157,15 @@ async def _install(context: Context, server: str, key: KeyOnServer, lines: Mappi
     line = lines[key.key]
     async with context.pool.login(server, AuthMethods.PASSWORDS) as host:
         file = await add_key(host, line)
-        await _prove(context, host, UserKey(Path(key.key) if key.key else None, line), file)
+        await _verify(context, host, UserKey(Path(key.key) if key.key else None, line), file)
     return KeyOnServer(KeyState.ADDED, key.key, line, file)
 
 
-async def _prove(context: Context, host: Host, key: UserKey, file: str) -> None:
-    """Log in with only the key.
+async def _verify(context: Context, host: Host, key: UserKey, file: str) -> None:
+    """Log in with the key alone.
 
     Raises:
-        LoginError: The server rejects it; the message says why, as far as known.
+        LoginError: The server rejects it; the message has the reason, if it is known.
     """
     try:
         async with context.pool.login(host.name, AuthMethods.KEYS, key.path):
@@ -171,12 +173,12 @@ async def _prove(context: Context, host: Host, key: UserKey, file: str) -> None:
     except LoginError as error:
         refused = error
     open_paths = await writable_by_others(host)
-    what = f"{host.name}: the key is in {file}, but logging in with it fails"
+    problem = f"{host.name}: the key is in {file}, but logging in with it fails"
     if open_paths:
         paths = " ".join(open_paths)
         raise LoginError(
-            f"{what}: other users may write to {paths}, so sshd ignores the keys there (StrictModes)",
+            f"{problem}: other users may write to {paths}, so sshd ignores the keys there (StrictModes)",
             hint=f"On {host.name}: chmod go-w {paths}",
             server=host.name,
         )
-    raise LoginError(f"{what}: {refused.message}", hint=SSHD_HINT, server=host.name)
+    raise LoginError(f"{problem}: {refused.message}", hint=SSHD_HINT, server=host.name)

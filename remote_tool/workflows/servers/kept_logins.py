@@ -1,4 +1,4 @@
-"""List and end the logins that are kept for later commands."""
+"""connections: list the logins that are kept for later commands, or end them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class KeptLogin:
         address: The server's address.
         username: The user.
         since: When it was made, in seconds since 1970.
-        sessions: Number of sessions that use it now.
-        pid: Process id of the ssh that keeps it, on this machine; None if it does not answer.
+        sessions: The number of sessions that use it now.
+        pid: The process id of the local ssh that keeps it; None if that does not answer.
     """
 
     server: str
@@ -44,22 +44,22 @@ class KeptLogin:
 
 async def list_connections(context: Context, servers: Sequence[str]) -> list[KeptLogin]:
     """Return the kept logins, without contacting any server."""
-    return await asyncio.gather(*(_seen(folder, record) for folder, record in _found(context, servers)))
+    return await asyncio.gather(*(_describe(folder, record) for folder, record in _find(context, servers)))
 
 
 async def end_connections(context: Context, servers: Sequence[str]) -> list[KeptLogin]:
     """End the kept logins with every session that uses them, and return those that existed."""
-    found = _found(context, servers)
-    seen = await asyncio.gather(*(_seen(folder, record) for folder, record in found))
+    found = _find(context, servers)
+    logins = await asyncio.gather(*(_describe(folder, record) for folder, record in found))
     ended = await asyncio.gather(*(end_kept(folder, record) for folder, record in found))
-    return [login for login, was_there in zip(seen, ended, strict=True) if was_there]
+    return [login for login, was_there in zip(logins, ended, strict=True) if was_there]
 
 
-def _found(context: Context, servers: Sequence[str]) -> list[tuple[KeptFolder, Record]]:
+def _find(context: Context, servers: Sequence[str]) -> list[tuple[KeptFolder, Record]]:
     return kept_logins(context.config.local.root, choose_servers(context.config, servers))
 
 
-async def _seen(folder: KeptFolder, record: Record) -> KeptLogin:
+async def _describe(folder: KeptFolder, record: Record) -> KeptLogin:
     return KeptLogin(
         server=record.server,
         address=record.address,

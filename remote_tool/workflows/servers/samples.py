@@ -1,4 +1,4 @@
-"""Samples of servers as ``top`` shows them; what a server says is not trusted to be of the right type."""
+"""Samples of servers, for ``top``; the types of values in an answer are not trusted."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class GpuProcess:
     """A process that uses a GPU.
 
     Attributes:
-        pid: As the server's nvidia-smi counts.
+        pid: The process id that nvidia-smi reports.
         memory: Bytes of the GPU's memory; None if not reported.
-        user: Empty if it is in another container.
-        job: Id of its job; empty without one.
+        user: The account; empty if the process is in another container.
+        job: The id of its job; empty without one.
     """
 
     pid: int
@@ -56,16 +56,16 @@ class GpuSample:
     """One GPU; a value that is not reported is None.
 
     Attributes:
-        index: As in nvidia-smi.
-        name: Its model.
+        index: The number in nvidia-smi.
+        name: The model.
         load: Percent.
         memory_used: Bytes in use.
         memory_total: Bytes.
         temperature: Degrees Celsius.
         power: Watts.
         power_limit: Watts.
-        processes: Those that use it.
-        lease: Who has reserved it; None if nobody has.
+        processes: The processes that use it.
+        lease: The lease; None without one.
     """
 
     index: int
@@ -88,7 +88,7 @@ class JobRanks:
         job: Its id.
         alive: Global ranks with a living process.
         ended: Global ranks whose process has ended, with success or not.
-        problem: The error of the first rank that failed, as far as torchrun or torch recorded it; else empty.
+        problem: The error of the first rank that failed, if torchrun or torch has recorded it; else empty.
     """
 
     job: str
@@ -103,17 +103,17 @@ class Sample:
 
     Attributes:
         cpu: Percent of all processors.
-        cores: Their number.
+        cores: The number of processors.
         load: The load average of the last minute.
-        memory_total: Of the machine.
-        memory_available: For new programs.
-        disk_total: Of the disk with the project's folder.
-        disk_free: For this user.
-        disk_kind: Its file system, like ``ext4``; empty if unknown.
-        gpus: By number.
-        gpu_problem: Why GPUs could not be asked; empty when they answered, and when there are none.
-        disk_problem: Why nothing is known of the disk now; else empty.
-        ranks: Of each running job that has ranks.
+        memory_total: The memory of the machine.
+        memory_available: The memory that new programs can use.
+        disk_total: The size of the disk with the project's folder.
+        disk_free: The free space of that disk, for this user.
+        disk_kind: The file system of that disk, like ``ext4``; empty if unknown.
+        gpus: The GPUs, by number.
+        gpu_problem: The error of nvidia-smi; empty if it answered, or there is no GPU.
+        disk_problem: The reason why the disk is unknown now, or empty.
+        ranks: The ranks of each running job that has some.
     """
 
     cpu: float | None

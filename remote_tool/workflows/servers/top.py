@@ -1,4 +1,4 @@
-"""top: what servers and their jobs do, once or until the caller is canceled, over one channel per server."""
+"""top: take samples of servers and their jobs, once or until the caller is canceled, over one channel per server."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ REFUSED_SECONDS = 10.0
 # Changes on several servers are recorded together.
 TOGETHER_SECONDS = 0.2
 MOST_TAILS = 8
-# Of the jobs that have ended, the last ones stay on the screen.
+# The jobs that have ended last stay on the screen.
 MOST_ENDED = 20
 
 
 @dataclass(frozen=True)
 class TopAnswer:
-    """One sample of each server, and the running jobs; ``errors`` are of the servers that could not be asked."""
+    """One sample of each server, the running jobs, and the error of each server that could not be asked."""
 
     samples: Mapping[str, Sample]
     jobs: tuple[Job, ...]
@@ -74,7 +74,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Missed:
-    """A server could not be asked; ``is_final`` when it is not asked again."""
+    """A server could not be asked; ``is_final`` if it is not asked again."""
 
     server: str
     error: RemoteToolError
@@ -83,7 +83,7 @@ class Missed:
 
 @dataclass(frozen=True)
 class JobsChanged:
-    """The jobs as recorded now: those that may run, and those that have ended last since the start."""
+    """The jobs that may run, as recorded now, and those that have ended last since the start."""
 
     jobs: tuple[Job, ...]
 
@@ -126,7 +126,7 @@ async def take_samples(context: Context, servers: Sequence[str] = ()) -> TopAnsw
 async def watch(
     context: Context, servers: Sequence[str], on_event: OnTopEvent, *, interval: float = DEFAULT_INTERVAL
 ) -> None:
-    """Report samples and jobs until canceled; connections that are lost are made again.
+    """Report samples and jobs until canceled; connect again when a connection is lost.
 
     Raises:
         UsageError: A server is unknown, or the interval is out of bounds.
@@ -138,13 +138,13 @@ async def watch(
         )
     jobs = _JobBoard(context, names, on_event)
     async with asyncio.TaskGroup() as group:
-        group.create_task(jobs.keep())
+        group.create_task(jobs.run())
         for name in names:
-            group.create_task(_Watched(context, name, on_event, jobs).keep(interval))
+            group.create_task(_ServerWatch(context, name, on_event, jobs).run(interval))
 
 
 class _JobBoard:
-    """Asks servers about their jobs when these have changed, and reports the records."""
+    """Asks servers about their jobs when these have changed, and reports the jobs as recorded."""
 
     def __init__(self, context: Context, servers: Sequence[str], on_event: OnTopEvent) -> None:
         self._context = context
@@ -160,8 +160,8 @@ class _JobBoard:
         self._changed.add(server)
         self._has_changed.set()
 
-    async def keep(self) -> None:
-        """Report until canceled; first what is recorded, without asking."""
+    async def run(self) -> None:
+        """Report until canceled; first the jobs as recorded, without asking."""
         while True:
             self._report()
             await self._has_changed.wait()
@@ -183,8 +183,8 @@ class _JobBoard:
         self._on_event(JobsChanged(tuple(sorted(shown, key=lambda job: job.key))))
 
 
-class _Watched:
-    """A server that is watched until the caller is canceled."""
+class _ServerWatch:
+    """Watches one server until the caller is canceled."""
 
     def __init__(self, context: Context, server: str, on_event: OnTopEvent, jobs: _JobBoard) -> None:
         self._context = context
@@ -194,8 +194,8 @@ class _Watched:
         # A laptop may be asleep for days.
         self._patience = Patience(math.inf)
 
-    async def keep(self, interval: float) -> None:
-        """Report what the server sends, and connect again when that ends; a refused login is not tried again."""
+    async def run(self, interval: float) -> None:
+        """Report the answers of the server, and connect again when they end, unless the login is refused."""
         silence = max(SILENCE, MISSING_SAMPLES * interval)
         while True:
             try:

@@ -11,7 +11,7 @@ import pytest
 
 from remote_tool.cli.tables.bandwidth import matrix, remarks
 from remote_tool.errors import JobError
-from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, Link, _read_link, readable_rate, tournament
+from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, MeasuredLink, _read_link, readable_rate, tournament
 from tests.described import undescribed
 from tests.program import remote_tool
 
@@ -70,7 +70,7 @@ def test_one_server_or_no_time_is_wrong_usage(workspace: Workspace) -> None:
 
 def answer_of(gbit: float, count: int = 3) -> BandwidthAnswer:
     names = tuple(f"gpu{number}" for number in range(count))
-    links = tuple(Link(one, two, gbit=gbit, interface="eth0") for one in names for two in names if one != two)
+    links = tuple(MeasuredLink(one, two, gbit=gbit, interface="eth0") for one in names for two in names if one != two)
     return BandwidthAnswer(names, links)
 
 
@@ -103,8 +103,8 @@ def test_numbers_have_the_digits_that_count() -> None:
 
 
 def test_the_end_says_how_much_was_measured() -> None:
-    failed = Link("a", "b", error="no way")
-    good = Link("b", "a", gbit=1.0)
+    failed = MeasuredLink("a", "b", error="no way")
+    good = MeasuredLink("b", "a", gbit=1.0)
     unreachable = {"c": JobError("c: not prepared")}
     assert BandwidthAnswer(("a", "b"), (good,)).exit_code == 0
     assert BandwidthAnswer(("a", "b"), (good, failed)).exit_code == 3
