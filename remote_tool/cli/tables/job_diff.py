@@ -11,7 +11,7 @@ from remote_tool.cli.tables.jobs import readable_duration
 from remote_tool.cli.tables.plain import NOTHING, plain_rows
 
 if TYPE_CHECKING:
-    from remote_tool.workflows.jobs.compare import Difference, JobDiff
+    from remote_tool.workflows.jobs.compare import FieldDifference, JobDiff
 
 MOST_LINES = 500
 
@@ -39,7 +39,7 @@ def _block(row: dict[str, str]) -> str:
     return "".join([f"{field}\n", *lines])
 
 
-def _texts(each: Difference) -> list[str]:
+def _texts(each: FieldDifference) -> list[str]:
     return [_text(each.field, value) for value in each.values]
 
 

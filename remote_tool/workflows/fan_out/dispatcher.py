@@ -11,7 +11,7 @@ from remote_tool.transport.pool import on_every
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.fan_out.work_queue import Assignment, Attempt, WorkQueue
 from remote_tool.workflows.jobs.follow import Chunk, Patience, follow_server, is_interruption
-from remote_tool.workflows.jobs.log_streams import Listener, Viewer
+from remote_tool.workflows.jobs.log_streams import LogListener, Viewer
 from remote_tool.workflows.start.start_specs import start_specs
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Dispatcher:
         self._queue = queue
         self._make_spec = make_spec
         self._observer = observer
-        self._listener = Listener(Viewer(self._show, _is_shown), self._on_end)
+        self._listener = LogListener(Viewer(self._show, _is_shown), self._on_end)
         self._begin_where_copies_end()
 
     async def run(self) -> Mapping[str, RemoteToolError]:

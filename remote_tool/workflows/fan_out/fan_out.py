@@ -18,7 +18,7 @@ from remote_tool.workflows.fan_out.gather import gather, gathering_folder
 from remote_tool.workflows.fan_out.observer import Observer
 from remote_tool.workflows.fan_out.work_queue import Assignment, WorkQueue
 from remote_tool.workflows.fan_out_records import FanOutRecord, followed, write_record
-from remote_tool.workflows.jobs.listing import bring_artifacts_home
+from remote_tool.workflows.jobs.listing import fetch_artifacts
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start.start_specs import start_specs
 
@@ -97,7 +97,7 @@ async def finish(
     errors = await Dispatcher(context, queue, work.make_spec, observer).run()
     jobs = jobs_of(context, work, context.config.servers)
     home = [job for job in jobs if job.state.is_finished and job.server not in errors]
-    errors = {**errors, **await bring_artifacts_home(context, home)}
+    errors = {**errors, **await fetch_artifacts(context, home)}
     folder = gathering_folder(context.config, work.request.gather, work.plan.name)
     return FanOutAnswer(
         launch_id=work.plan.launch_id,

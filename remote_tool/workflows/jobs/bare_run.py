@@ -1,4 +1,4 @@
-"""Run a command on a server that is not prepared: a shell of the server runs it, and nothing of ours is needed."""
+"""Run a command on a server that is not prepared: a shell there runs it, and nothing of ours is needed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SIGNALS = {"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL":
 END_OF_INPUT = b".\n"
 
 _SHELL = "shell=sh; command -v bash >/dev/null && shell='bash --norc'\n"
-# The command gets a session of its own, and is the first line of its own input, so that ps does not show it. Input
-# comes in lines of ours, so that its end is not that of the client, with which the command ends. Its first one is the
-# process that passes it on, which has to end with the command: a shell waits for all parts of a pipeline.
+# The command gets a session of its own. It is the first line of its own input, so ps does not show it. Input comes in
+# lines of ours, so that the end of the input differs from the end of the client, which ends the command. The process
+# that passes input on tells its pid first: it has to end with the command, as a shell waits for a whole pipeline.
 _WITHOUT_TERMINAL = f"""{_SHELL}
 begin() {{
     session=; command -v setsid >/dev/null && session=setsid
@@ -76,7 +76,7 @@ wait "$server"
 async def run_bare(
     host: Host, config: Config, request: Mapping[str, object], on_output: Callable[[str, Stream, bytes], None]
 ) -> Exit:
-    """Run the command of a request, pass on its output, and return how it ended."""
+    """Run the command of a request, pass on its output, and return its exit."""
     async with open_bare(host, config, request) as channel:
         await channel.write(END_OF_INPUT)
         await asyncio.gather(*(_copy(host.name, channel, stream, on_output) for stream in Stream))
@@ -87,9 +87,9 @@ async def run_bare(
 async def open_bare(
     host: Host, config: Config, request: Mapping[str, object], terminal: UserTerminal | None = None
 ) -> AsyncIterator[Channel]:
-    """Start the command of a request, on a terminal of sshd's own if one is given; leaving the context ends it.
+    """Start the command of a request, with a terminal of sshd's own if one is given; leaving the context ends it.
 
-    An empty command is the user's own shell.
+    An empty command stands for the user's own shell.
     """
     command = str(request["command"] or LOGIN_SHELL)
     script = _beginning(host.name, config, request)
@@ -102,12 +102,12 @@ async def open_bare(
 
 
 def input_line(data: bytes) -> bytes:
-    """Return input of a command without a terminal in the form that its script reads."""
+    """Return input of a command without a terminal, as the line that the script reads."""
     return b":" + escape(data) + b"\n"
 
 
 def status_of(ended: Exit) -> int:
-    """Return an exit status as shells have it: 128+N for signal N."""
+    """Return the exit status as shells report it: 128+N for signal N."""
     return 128 + SIGNALS.get(ended.signal, 0) if ended.status is None else ended.status
 
 

@@ -1,4 +1,4 @@
-"""Find which rank of a launch failed first, on which server, and its error."""
+"""Find the rank of a launch that failed first, and its error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
     from remote_tool.protocol.rank_errors import RankEnd, Traceback
 
-# The supervisor's own lines in the output of a job.
+# Begins the lines of the supervisor in the output of a job.
 _NOTE = "remote-tool: "
 LONGEST_ERROR_FILE = 4 * 1024 * 1024
 _WANTS_LOCAL_RANK = re.compile(r"error: the following arguments are required: .*?--(local[_-]rank)\b")
@@ -40,12 +40,12 @@ class RankFailure:
 
     Attributes:
         server: Its server.
-        rank: Its global rank; None when the launch failed before there were ranks.
-        host: The machine's own hostname.
-        exit_code: Of its process; None when a signal ended it or it is unknown.
-        signal: Name of the signal that ended it, like SIGSEGV; empty without one.
+        rank: Its global rank; None if the launch failed before there were ranks.
+        host: The hostname of its machine.
+        exit_code: The exit code of its process; None if a signal ended it, or it is unknown.
+        signal: The signal that ended it, like SIGSEGV; empty without one.
         message: The last line of its error.
-        traceback: Its output upon failure.
+        traceback: The traceback, or the last lines of its output.
     """
 
     server: str
@@ -58,7 +58,7 @@ class RankFailure:
 
     @property
     def hint(self) -> str:
-        """Return the fix, if there is a known one; else empty."""
+        """The fix, if one is known; else empty."""
         if found := _WANTS_LOCAL_RANK.search(f"{self.message}\n{self.traceback}"):
             return (
                 "torchrun passes the local rank in LOCAL_RANK, not as an argument; in the script: "
@@ -79,7 +79,7 @@ class _Candidate:
 
 
 def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | None:
-    """Find the first cause in a launch's pulled logs; None when no job failed."""
+    """Find the first failure of a launch in its local logs; None if no job has failed."""
     failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
     lost = next((job for job in failed if job.lost_node is not None), None)
     if lost is not None:
@@ -87,7 +87,7 @@ def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | N
         return RankFailure(server=server, rank=None, message=lost.reason)
     if not failed:
         return None
-    # A rank has printed its error before the job of its node ends.
+    # A rank prints its error before the job of its node ends, so that job may still run.
     suspects = [job for job in jobs if job.state is JobState.FAILED or not job.state.is_final]
     candidates = [candidate for job in suspects for candidate in _candidates(job, LogFolder(registry_folder / job.id))]
     if candidates:
@@ -109,7 +109,7 @@ def _candidates(job: Job, logs: LogFolder) -> Iterable[_Candidate]:
     files = {int(found[2]): stream for stream in logs.sizes() if (found := _ERROR_STREAM.fullmatch(stream))}
     printed = {local: _tail(logs, stream) for local, stream in _last_attempt(logs).items()}
     tracebacks = {local: read_traceback(text) for local, text in printed.items()}
-    # Torch marks uncaught exceptions: these count even if torchrun was stopped before it could report.
+    # Torch marks uncaught exceptions, which count even if torchrun was stopped before it could report them.
     marked = {local for local, trace in tracebacks.items() if trace is not None and trace.rank is not None}
     for local in summary.keys() | files.keys() | marked:
         end, trace = summary.get(local), tracebacks.get(local)
@@ -144,7 +144,7 @@ def _candidate(job: Job, logs: LogFolder, evidence: _Evidence) -> _Candidate:
 
 
 def _end_of(job: Job) -> float:
-    """Return when the job of a node ended, in seconds since the epoch: after all others if it has not."""
+    """Return the time at which the job of a node ended, in seconds since the epoch; infinity if it has not ended."""
     return job.ended_at or (0.0 if job.state.is_finished else math.inf)
 
 
@@ -157,7 +157,7 @@ def _global_rank(job: Job, evidence: _Evidence) -> int:
 
 
 def _error_file(logs: LogFolder, stream: str) -> tuple[str, str, float | None]:
-    """Parse the error file of torch's record decorator: message, traceback, seconds since the epoch."""
+    """Parse the error file of torch's record decorator; return message, traceback, and seconds since the epoch."""
     if logs.sizes().get(stream, 0) > LONGEST_ERROR_FILE:
         return "", "", None
     text = b"".join(logs.read(stream, 0))
@@ -172,7 +172,7 @@ def _error_file(logs: LogFolder, stream: str) -> tuple[str, str, float | None]:
 
 
 def _last_attempt(logs: LogFolder) -> dict[int, str]:
-    """Return the error streams of torchrun's last attempt by local rank."""
+    """Return the stderr stream of the last attempt of torchrun, by local rank."""
     attempts: dict[int, int] = {}
     for stream in logs.sizes():
         if found := _RANK_STREAM.fullmatch(stream):

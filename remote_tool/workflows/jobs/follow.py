@@ -1,4 +1,4 @@
-"""job-tail, job-wait and --follow: show jobs' output until they end, across reconnects."""
+"""job-tail, job-wait and --follow: follow jobs until they end, and reconnect when needed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from remote_tool.workflows.agent_client import (
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.failures import RankFailure, first_failure
 from remote_tool.workflows.jobs.listing import (
-    bring_artifacts_home,
+    fetch_artifacts,
     load_matching,
     recorded_jobs,
     refresh,
     servers_of_jobs,
 )
-from remote_tool.workflows.jobs.log_streams import JobMissingError, Listener, Viewer, bring_logs_home, stream_logs
+from remote_tool.workflows.jobs.log_streams import JobMissingError, LogListener, Viewer, fetch_logs, stream_logs
 from remote_tool.workflows.selection import (
     JobsAnswer,
     JobSelection,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from remote_tool.workflows.context import Context
 
-# None of these says anything about a job: the server's home or our folder may be unavailable for a moment.
+# These say nothing about a job: the server's home or our folder may be unavailable for a moment.
 _INTERRUPTIONS = (
     ConnectError,
     JobMissingError,
@@ -64,7 +64,7 @@ _INTERRUPTIONS = (
     ServerTroubleError,
     SupervisorMissingError,
 )
-# Seconds until a server that does not answer is given up; its jobs continue.
+# Seconds until a server that does not answer is given up; its jobs run on.
 GIVE_UP_AFTER = 600.0
 LONGEST_PAUSE = 15.0
 # A connection that lasted this long counts as restored.
@@ -76,11 +76,11 @@ class Chunk:
     """A piece of a job's output.
 
     Attributes:
-        job: Which job.
+        job: The job.
         stream: ``out``, ``err``, or ``ranks/<attempt>/<local rank>/out`` or ``…/err``.
         data: The exact bytes.
-        label: ``server`` or ``server:rank``, with several jobs of one server ``server#key``; empty when nothing else
-            is shown. Where torchrun assigns new ranks at each restart, rank is the local one.
+        label: ``server`` or ``server:rank``; ``server#key`` if several jobs of one server are followed; empty if
+            nothing else is shown. If torchrun assigns new ranks at each restart, the rank is the local one.
     """
 
     job: Job
@@ -90,19 +90,19 @@ class Chunk:
 
     @property
     def rank(self) -> int | None:
-        """Return the global rank that wrote it; None for the job itself."""
+        """The global rank that wrote it; None for the job itself."""
         return global_rank(self.job, self.stream)
 
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How to follow jobs.
+    """Options for following jobs.
 
     Attributes:
         lines: Start with the last N lines; None: from the beginning.
         wait: Follow until the jobs end.
         rank: Show only this rank.
-        started: The jobs were started a moment ago, so their servers are not asked about them again.
+        started: The jobs have just been started, so their servers are not asked about them again.
     """
 
     lines: int | None = None
@@ -113,7 +113,7 @@ class FollowOptions:
 
 @dataclass(frozen=True)
 class FollowAnswer:
-    """The result: the jobs, the servers that could not be followed, and the first cause of a failure."""
+    """The jobs at the end, the error of each server that could not be followed, and the first failure of a rank."""
 
     jobs: tuple[Job, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class FollowAnswer:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the job that failed on its own, else of a stopped one, else of following."""
+        """The exit code of a job that failed by itself, else of a stopped one, else that of following."""
         ended = [job for job in self.jobs if job.state.is_finished and job.program_exit_code != 0]
         for job in sorted(ended, key=lambda job: (job.stopped_with_launch, job.state is JobState.KILLED)):
             return job.program_exit_code
@@ -129,17 +129,17 @@ class FollowAnswer:
 
     @property
     def own_exit_code(self) -> int:
-        """Return 0 if all jobs could be followed, however they ended, else an error's exit code."""
+        """0 if all jobs could be followed, even if they failed, else the exit code of the errors."""
         followed = sorted({job.server for job in self.jobs} - self.errors.keys())
         return SomeServersFailedError(self.errors, followed).exit_code if self.errors else 0
 
 
-# A returned awaitable is awaited before reading more.
+# If it returns an awaitable, that is awaited before more is read.
 OnChunk = Callable[[Chunk], object]
 
 
 def global_rank(job: Job, stream: str) -> int | None:
-    """Return the rank of a stream; None for a job's own output."""
+    """Return the global rank of a stream; None for the output of the job itself."""
     parts = stream.split("/")
     if parts[0] != "ranks":
         return None
@@ -149,13 +149,13 @@ def global_rank(job: Job, stream: str) -> int | None:
 async def follow_selected(
     context: Context, selection: JobSelection, on_chunk: OnChunk, options: FollowOptions
 ) -> FollowAnswer:
-    """Follow the selected jobs; without a selection, the likeliest one."""
+    """Follow the selected jobs; without a selection, the most likely one."""
     errors = {} if options.started else await refresh(context, servers_of_jobs(context, selection))
     known = context.registry.load()[0]
     jobs = _latest(context, choose_job_to_follow(known, selection))
     if not selection.jobs and all(job.state.is_finished for job in jobs):
-        such, last = "selected " if selection.is_explicit else "", "launch" if jobs[0].is_master else "one"
-        context.report(Notice("", f"no {such}job is running; showing the last {last}, job {jobs[0].key}"))
+        selected, last = "selected " if selection.is_explicit else "", "launch" if jobs[0].is_master else "one"
+        context.report(Notice("", f"no {selected}job is running; showing the last {last}, job {jobs[0].key}"))
     if options.rank is not None:
         jobs = _jobs_of_rank(known, jobs, options.rank)
     reachable = [job for job in jobs if job.server not in errors]
@@ -165,7 +165,7 @@ async def follow_selected(
 
 
 def _jobs_of_rank(known: Sequence[Job], chosen: list[Job], rank: int) -> list[Job]:
-    """Return the job that has a rank of the chosen launch: it may be on another server than the one chosen."""
+    """Return the job that has a rank of the chosen launch; it may run on another server."""
     launches = {job.launch_id for job in chosen if job.launch_id}
     nodes = [job for job in known if job.launch_id in launches]
     holders = [job for job in nodes if job.rank_offset is not None and job.rank_offset <= rank]
@@ -173,24 +173,24 @@ def _jobs_of_rank(known: Sequence[Job], chosen: list[Job], rank: int) -> list[Jo
 
 
 async def follow_jobs(context: Context, jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> FollowAnswer:
-    """Show local output, then new output, until the jobs have ended and every byte was shown."""
+    """Show local output, then new output, until the jobs have ended and all of it was shown."""
     errors: dict[str, RemoteToolError] = {}
     if options.lines is not None or not options.wait:
-        errors = await bring_logs_home(context, jobs)
+        errors = await fetch_logs(context, jobs)
     viewer = _make_viewer(jobs, on_chunk, options)
     for job in jobs:
         _begin_with_last_lines(context, job, viewer, options)
         await viewer.catch_up(context, job)
     if options.wait:
         followed = [job for job in jobs if job.server not in errors]
-        errors |= await _follow_servers(context, followed, Listener(viewer), logs=True)
+        errors |= await _follow_servers(context, followed, LogListener(viewer), logs=True)
     current = _latest(context, jobs)
     failure = None if _failed_elsewhere(context, current) else first_failure(current, context.registry.folder)
     return FollowAnswer(tuple(current), errors, failure)
 
 
 def _failed_elsewhere(context: Context, jobs: Sequence[Job]) -> bool:
-    """Return whether these nodes were only stopped because of another one, whose logs are not followed."""
+    """Return whether these nodes were only stopped, because of a node of their launch that is not followed."""
     failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
     if not failed or not all(job.stopped_with_launch and job.lost_node is None for job in failed):
         return False
@@ -211,34 +211,34 @@ async def wait_for_jobs(context: Context, selection: JobSelection, *, timeout: f
     waiting = [job for job in jobs if not job.state.is_finished and job.server not in errors]
     try:
         async with asyncio.timeout(timeout):
-            errors |= await _follow_servers(context, waiting, Listener(), logs=False)
+            errors |= await _follow_servers(context, waiting, LogListener(), logs=False)
     except TimeoutError:
         raise StillRunningError(_recorded(context, jobs, errors), timeout or 0.0) from None
     jobs = _latest(context, jobs)
     ended = [job for job in jobs if job.state.is_finished and job.server not in errors]
-    pulled = await bring_artifacts_home(context, ended)
+    pulled = await fetch_artifacts(context, ended)
     answer = _recorded(context, jobs, errors)
     return replace(answer, errors={**pulled, **answer.errors})
 
 
 def _recorded(context: Context, jobs: Sequence[Job], errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
-    concerned = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
+    relevant = {name: error for name, error in errors.items() if any(job.server == name for job in jobs)}
     chosen = JobSelection(jobs=tuple(job.id for job in jobs), hidden=True)
-    return recorded_jobs(context, chosen, concerned) if jobs else JobsAnswer(())
+    return recorded_jobs(context, chosen, relevant) if jobs else JobsAnswer(())
 
 
 def _make_viewer(jobs: Sequence[Job], on_chunk: OnChunk, options: FollowOptions) -> Viewer:
-    """Label the output if there are several writers, and filter it."""
+    """Return the viewer for some jobs, which filters the output, and labels it if there are several writers."""
     count = Counter(job.server for job in jobs)
     names = {job.id: job.server if count[job.server] == 1 else f"{job.server}#{job.key}" for job in jobs}
-    alone = len(jobs) == 1 and (not jobs[0].launch_id or options.rank is not None)
+    is_alone = len(jobs) == 1 and (not jobs[0].launch_id or options.rank is not None)
 
     def show(job: Job, stream: str, data: bytes) -> object:
         rank = global_rank(job, stream)
-        # One that was moved has got the place of another.
+        # A job that was moved replaces another, and has no name here.
         name = names.get(job.id, job.server)
         label = name if rank is None else f"{name}:{rank}"
-        return on_chunk(Chunk(job, stream, data, "" if alone else label))
+        return on_chunk(Chunk(job, stream, data, "" if is_alone else label))
 
     return Viewer(show, lambda job, stream: _is_shown(job, stream, options))
 
@@ -259,9 +259,9 @@ def _is_shown(job: Job, stream: str, options: FollowOptions) -> bool:
 
 
 async def _follow_servers(
-    context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool
+    context: Context, jobs: Sequence[Job], listener: LogListener, *, logs: bool
 ) -> dict[str, RemoteToolError]:
-    waited = {job.id for job in jobs if not job.state.is_finished}
+    running = {job.id for job in jobs if not job.state.is_finished}
     by_server: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         if not (job.state.is_finished and (job.logs_complete or not logs)):
@@ -271,20 +271,20 @@ async def _follow_servers(
         await follow_server(context, by_server[server], listener, logs=logs, give_up_after=GIVE_UP_AFTER)
 
     errors = dict((await on_every(by_server, follow)).errors)
-    left = [job for job in _current(context, jobs) if job.id in waited and has_to_be_given_again(job)]
-    if left:
+    to_put_back = [job for job in _current(context, jobs) if job.id in running and has_to_be_given_again(job)]
+    if to_put_back:
         from remote_tool.workflows.start.put_back import put_back  # noqa: PLC0415 - seldom needed
 
-        # Later commands will know them as ended.
-        await put_back(context, left)
-    moved = [job for job in _latest(context, left) if job.id not in waited]
+        # Later commands would not do this: they know these jobs as ended.
+        await put_back(context, to_put_back)
+    moved = [job for job in _latest(context, to_put_back) if job.id not in running]
     return errors | (await _follow_servers(context, moved, listener, logs=logs) if moved else {})
 
 
 async def follow_server(
-    context: Context, jobs: Sequence[Job], listener: Listener, *, logs: bool, give_up_after: float
+    context: Context, jobs: Sequence[Job], listener: LogListener, *, logs: bool, give_up_after: float
 ) -> None:
-    """Follow a server's jobs to their ends, reconnecting as often as needed.
+    """Follow jobs of a server to their ends, and reconnect as often as needed.
 
     Raises:
         ConnectError: The connection stayed lost for ``give_up_after`` seconds.
@@ -299,7 +299,7 @@ async def follow_server(
 
     server, patience = jobs[0].server, Patience(give_up_after)
     news = LinkNews(context, server)
-    noting = Listener(listener.viewer, note_end, news.resume)
+    noting_listener = LogListener(listener.viewer, note_end, news.resume)
     problem: RemoteToolError | None = None
     while remaining := [job for job in jobs if job.id not in ended]:
         connected_at = math.inf
@@ -310,7 +310,7 @@ async def follow_server(
                 news.resume()
             connected_at = time.monotonic()
             async with news.watching(host):
-                await _follow_once(context, server, remaining, noting, logs=logs)
+                await _follow_once(context, server, remaining, noting_listener, logs=logs)
             problem = NoAnswerError(f"{server}: stopped sending before the jobs had ended", server=server)
         except RemoteToolError as error:
             problem = error
@@ -326,11 +326,13 @@ async def follow_server(
 
 
 def is_interruption(error: RemoteToolError) -> bool:
-    """Return whether the server was only unreachable: jobs continue, and a retry may succeed."""
+    """Return whether the server only could not be reached or asked: jobs run on, and a retry may succeed."""
     return isinstance(error, _INTERRUPTIONS) and not isinstance(error, HostKeyError | LoginError)
 
 
-async def _follow_once(context: Context, server: str, jobs: Sequence[Job], listener: Listener, *, logs: bool) -> None:
+async def _follow_once(
+    context: Context, server: str, jobs: Sequence[Job], listener: LogListener, *, logs: bool
+) -> None:
     try:
         await stream_logs(context, server, jobs, listener, wait=True, logs=logs)
     except SupervisorMissingError:
@@ -339,14 +341,14 @@ async def _follow_once(context: Context, server: str, jobs: Sequence[Job], liste
 
 
 class Patience:
-    """Increasing pauses between retries, with a limit: ``give_up_after`` in seconds."""
+    """Pauses between retries, which grow until ``give_up_after`` seconds without success have passed."""
 
     def __init__(self, give_up_after: float) -> None:
         self._give_up_after = give_up_after
         self.restore()
 
     def restore(self) -> None:
-        """Reset after a successful connection."""
+        """Begin again with short pauses, after a success."""
         self._since: float | None = None
         self._pause = 0.1
 
@@ -361,7 +363,7 @@ class Patience:
 
 
 def _latest(context: Context, jobs: Sequence[Job]) -> list[Job]:
-    """Return jobs as recorded now, and for a job that was moved, the one on the other server."""
+    """Return jobs as recorded now; instead of a job that was moved, return the one on the other server."""
     latest = []
     for job in _current(context, jobs):
         found, seen = job, {job.id}

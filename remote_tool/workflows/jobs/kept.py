@@ -26,15 +26,15 @@ PORTION = 500
 
 
 async def fetch_kept(context: Context, jobs: Sequence[Job]) -> Results[dict[str, list[Artifact]]]:
-    """Fetch the files that are new or have grown, from all servers in parallel; return all by the job's id."""
+    """Fetch files that are new or have grown, from all servers in parallel; return all files by the id of the job."""
     by_server: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         if job.server in context.config.servers and not job.cleaned:
             by_server[job.server].append(job)
 
     async def fetch(server: str) -> dict[str, list[Artifact]]:
-        asked = by_server[server]
-        portions = [asked[first : first + PORTION] for first in range(0, len(asked), PORTION)]
+        own = by_server[server]
+        portions = [own[first : first + PORTION] for first in range(0, len(own), PORTION)]
         try:
             found = [await _fetch(context, server, portion) for portion in portions]
         except SupervisorMissingError:
@@ -46,24 +46,24 @@ async def fetch_kept(context: Context, jobs: Sequence[Job]) -> Results[dict[str,
 
 
 async def _fetch(context: Context, server: str, jobs: Sequence[Job]) -> dict[str, list[Artifact]]:
-    arrivals = {job.id: _Arrivals(LogFolder(context.registry.folder / job.id)) for job in jobs}
-    request = {"jobs": [{"id": job_id, "have": each.logs.kept()} for job_id, each in arrivals.items()]}
+    kept_files = {job.id: _KeptFiles(LogFolder(context.registry.folder / job.id)) for job in jobs}
+    request = {"jobs": [{"id": job_id, "have": each.logs.kept()} for job_id, each in kept_files.items()]}
     host = await context.pool.host(server)
     async with converse(host, context.config, "kept", request, silence=SILENCE) as frames:
         async for frame in frames:
             try:
-                arrivals[str(frame.header.get("job"))].take(frame.header, frame.body)
+                kept_files[str(frame.header.get("job"))].take(frame.header, frame.body)
             except (KeyError, ValueError) as error:
                 raise JobError(f"{server}: cannot read the files that it keeps ({error})", server=server) from error
     for job in jobs:
-        for name, size in arrivals[job.id].too_large.items():
+        for name, size in kept_files[job.id].too_large.items():
             text = f"job {job.key}: {name} was not fetched: it has {readable_size(size)}"
             context.report(Notice(server, text))
-    return {job_id: files for job_id, each in arrivals.items() if (files := each.files())}
+    return {job_id: files for job_id, each in kept_files.items() if (files := each.files())}
 
 
-class _Arrivals:
-    """The files of one job, one after the other; what a server says is not trusted."""
+class _KeptFiles:
+    """The kept files of one job, which arrive one after the other; the server is not trusted."""
 
     def __init__(self, logs: LogFolder) -> None:
         self.logs = logs
@@ -73,7 +73,11 @@ class _Arrivals:
         self._part = bytearray()
 
     def take(self, header: Mapping[str, Any], body: bytes) -> None:
-        """Add a piece of a file, and save the file when it is complete; ValueError if invalid."""
+        """Add a piece of a file, and save the file when it is complete.
+
+        Raises:
+            ValueError: The piece is invalid.
+        """
         name, size = header.get("name"), header.get("size")
         if not isinstance(name, str) or not is_kept(name) or type(size) is not int or size < 0:
             raise ValueError("a file has no name or size")
@@ -85,7 +89,7 @@ class _Arrivals:
         self._part += body
         if len(self._part) > size or len(self._new) >= MOST_KEPT:
             raise ValueError(f"{name} is too large")
-        # A file that shrank meanwhile never gets complete; the next fetch takes it.
+        # A file that shrinks meanwhile never gets complete: the next fetch takes it.
         if len(self._part) == size:
             self.logs.keep(name, bytes(self._part))
             self._new.add(name)

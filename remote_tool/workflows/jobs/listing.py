@@ -1,4 +1,4 @@
-"""job-list: query every server about its jobs, and record the answers."""
+"""job-list and job-rsync: ask servers about their jobs, and record the answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.records import JOB_ID
 from remote_tool.workflows.agent_client import NotPreparedError
-from remote_tool.workflows.jobs.log_streams import bring_logs_home
+from remote_tool.workflows.jobs.log_streams import fetch_logs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.status.refresh import query_and_record
 
@@ -28,18 +28,18 @@ async def list_jobs(context: Context, selection: JobSelection, *, logs: bool = F
     if logs:
         reached = replace(selection, servers=tuple(name for name in servers if name not in errors))
         chosen = choose_jobs(load_matching(context, selection)[0], reached) if reached.servers else []
-        errors |= await bring_logs_home(context, chosen)
-        pulled = await bring_artifacts_home(context, [job for job in chosen if job.server not in errors])
+        errors |= await fetch_logs(context, chosen)
+        pulled = await fetch_artifacts(context, [job for job in chosen if job.server not in errors])
     answer = recorded_jobs(context, selection, errors)
     # A failed pull says nothing about the running jobs.
     return replace(answer, errors={**pulled, **answer.errors}, answered=servers)
 
 
 def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = False) -> tuple[str, ...]:
-    """Return the servers to query: of named jobs, the named ones, or the usual ones and some of earlier lists.
+    """Return the servers to ask: those of named jobs, or the named ones, or the usual ones and some of earlier lists.
 
-    Servers of earlier lists may no longer exist. They are queried if a job may still be running, and for logs if some
-    are incomplete here.
+    Servers of earlier host lists may no longer exist. They are asked if a job may still run there, and with ``logs``,
+    if logs are incomplete here.
     """
     config = context.config
     named = {job.server for job in named_jobs(context, selection)}
@@ -49,14 +49,14 @@ def servers_of_jobs(context: Context, selection: JobSelection, *, logs: bool = F
     if selection.servers or not earlier:
         return choose_servers(config, selection.servers)
     jobs, _ = load_matching(context, selection)
-    waited_for = {job.server for job in jobs if not job.state.is_finished or (logs and not job.logs_complete)}
-    return (*config.usual_servers, *(name for name in earlier if name in waited_for))
+    with_news = {job.server for job in jobs if not job.state.is_finished or (logs and not job.logs_complete)}
+    return (*config.usual_servers, *(name for name in earlier if name in with_news))
 
 
 def named_jobs(context: Context, selection: JobSelection) -> list[Job]:
-    """Return the recorded jobs that a selection names by key or id; none if it has a word that is neither.
+    """Return the recorded jobs that a selection names by key or id; none if it has any other word.
 
-    A key is looked for among the jobs that have not ended: reading all records takes longer than asking servers.
+    Keys are looked up among the jobs that have not ended, as reading all records takes longer than asking servers.
     """
     if not selection.jobs:
         return []
@@ -70,20 +70,20 @@ async def pull_logs(context: Context, selection: JobSelection) -> JobsAnswer:
     return await list_jobs(context, replace(selection, running=True, stopped=True), logs=True)
 
 
-async def bring_artifacts_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
-    """Pull the requested artifacts of these jobs; return the servers that failed."""
-    wanted = [job for job in jobs if job.artifacts and not job.artifacts_complete]
-    if not wanted:
+async def fetch_artifacts(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
+    """Pull the requested artifacts of jobs; return the error of each server that failed."""
+    incomplete = [job for job in jobs if job.artifacts and not job.artifacts_complete]
+    if not incomplete:
         return {}
     from remote_tool.workflows.artifacts.pull import pull_artifacts  # noqa: PLC0415 - only if some are requested
 
-    return dict((await pull_artifacts(context, wanted)).errors)
+    return dict((await pull_artifacts(context, incomplete)).errors)
 
 
 def recorded_jobs(context: Context, selection: JobSelection, errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
-    """Return the selected jobs as recorded; those on unreachable servers are marked."""
+    """Return the selected jobs as recorded; the state of a job on an unreachable server says so."""
     jobs, bad = load_matching(context, selection)
-    chosen = choose_jobs([_as_reachable(job, errors) for job in jobs], selection)
+    chosen = choose_jobs([_mark_unreachable(job, errors) for job in jobs], selection)
     return JobsAnswer(tuple(chosen), dict(errors), tuple(bad))
 
 
@@ -95,16 +95,17 @@ def load_matching(context: Context, selection: JobSelection) -> tuple[list[Job],
 async def refresh(
     context: Context, servers: Sequence[str], *, stays: Collection[str] | None = None
 ) -> dict[str, RemoteToolError]:
-    """Query all servers in parallel, adopt jobs of other laptops, and record changes; return the errors.
+    """Ask servers about their jobs in parallel, also those of other laptops; record changes, and return the errors.
 
-    Jobs that waited when a server rebooted are put back into its queue, and jobs for any server may be moved; those
-    that the command removes or stops (``stays``) are left alone, and it moves none.
+    A job that waited when its server rebooted is put back into the queue, and a job for any server may be moved to
+    another one. A command that removes or stops jobs gives their ids in ``stays``: these are not put back, and no job
+    is moved.
     """
     found = await query_and_record(context, servers, stays=stays or ())
     if found.to_put_back:
         from remote_tool.workflows.start.put_back import put_back  # noqa: PLC0415 - seldom needed
 
-        # Recorded after that: the next command then does what this one does not finish.
+        # Recorded last: if this is interrupted, the next command does the rest.
         await put_back(context, found.to_put_back)
         context.registry.update(found.to_put_back)
     reached = [server for server in servers if server not in found.errors]
@@ -115,7 +116,7 @@ async def refresh(
     return found.errors
 
 
-def _as_reachable(job: Job, errors: Mapping[str, RemoteToolError]) -> Job:
+def _mark_unreachable(job: Job, errors: Mapping[str, RemoteToolError]) -> Job:
     if job.server not in errors or job.state.is_finished or job.state is JobState.UNREACHABLE:
         return job
     age = f", {time.time() - job.seen_at:.0f} s ago" if job.seen_at else ""

@@ -1,4 +1,4 @@
-"""Pull jobs' output: from the first byte missing here to the last one on the server."""
+"""Pull the output of jobs, from the first byte that is missing here, and follow it."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ MOST_LIMITS = 2
 # The local copy is compared with its limit after this many new bytes.
 CHECK_EVERY = 16 * 1024 * 1024
 LONGEST_REASON = 200
-# The server keeps a folder open for each followed job, and may open about a thousand files.
+# Jobs per request: the server keeps a folder open for each, and may open about a thousand files.
 PORTION = 500
 
 
 class JobMissingError(JobError):
-    """The server lacks a job, but its folder of jobs may be another one: the job may still be running."""
+    """The server does not have a job, but its folder of jobs may be another one: the job may still run."""
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """Shows every byte of some jobs once and in order, from the local copy or from a server.
+    """Shows the output of jobs once and in order, from the local copy or from a server.
 
-    Other commands write the local copy too, so its size does not say how much this viewer has shown.
+    Other commands write the local copy too, so its size does not tell how much this viewer has shown.
 
     Attributes:
         show: Called with the bytes of a stream; a returned awaitable is awaited before reading more.
@@ -60,11 +60,11 @@ class Viewer:
         self.ends[job.id, stream] = offset
 
     def next_offset(self, job: Job, stream: str, size: int) -> int:
-        """Return where a server should continue a stream with this many local bytes."""
+        """Return the offset at which a server should continue a stream of which this many bytes are here."""
         return min(size, self._end_of(job, stream)) if self.is_shown(job, stream) else size
 
     async def take(self, job: Job, stream: str, offset: int, data: bytes) -> None:
-        """Show the new part of some bytes."""
+        """Show bytes, without those that were shown before."""
         end = self._end_of(job, stream)
         if offset + len(data) <= end:
             return
@@ -75,7 +75,7 @@ class Viewer:
                 await shown
 
     async def catch_up(self, context: Context, job: Job) -> None:
-        """Show the new part of the local copy."""
+        """Show the local copy, without the bytes that were shown before."""
         logs = LogFolder(context.registry.folder / job.id)
         for stream, size in sorted(logs.sizes().items()):
             if not self.is_shown(job, stream):
@@ -92,49 +92,55 @@ class Viewer:
 
 
 @dataclass(frozen=True)
-class Listener:
-    """Callbacks for following: output, if requested, each job's end, and each answer about a job that is there."""
+class LogListener:
+    """Callbacks for following jobs.
+
+    Attributes:
+        viewer: Gets the output; None: it is not shown.
+        on_end: Called with each job that has ended.
+        on_answer: Called with each answer about a job that the server has.
+    """
 
     viewer: Viewer | None = None
     on_end: Callable[[Job], None] = lambda _job: None
     on_answer: Callable[[], None] = lambda: None
 
 
-async def bring_logs_home(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
-    """Pull the current output of these jobs from all servers in parallel; return the servers that failed."""
+async def fetch_logs(context: Context, jobs: Sequence[Job]) -> dict[str, RemoteToolError]:
+    """Pull the current output of jobs from all servers in parallel; return the error of each server that failed."""
     by_server: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
         if not job.logs_complete and job.server in context.config.servers:
             by_server[job.server].append(job)
 
-    async def bring(server: str) -> None:
-        missing = by_server[server]
-        for first in range(0, len(missing), PORTION):
-            await stream_logs(context, server, missing[first : first + PORTION], Listener(), wait=False)
+    async def fetch(server: str) -> None:
+        incomplete = by_server[server]
+        for first in range(0, len(incomplete), PORTION):
+            await stream_logs(context, server, incomplete[first : first + PORTION], LogListener(), wait=False)
 
-    return dict((await on_every(by_server, bring)).errors)
+    return dict((await on_every(by_server, fetch)).errors)
 
 
 async def stream_logs(
-    context: Context, server: str, jobs: Sequence[Job], listener: Listener, *, wait: bool, logs: bool = True
+    context: Context, server: str, jobs: Sequence[Job], listener: LogListener, *, wait: bool, logs: bool = True
 ) -> None:
-    """Follow jobs of one server over one channel, writing the local copies.
+    """Follow jobs of one server over one channel, and write the local copies.
 
     Args:
         context: The command's context.
         server: The jobs' server.
         jobs: The jobs.
-        listener: Callbacks.
-        wait: Whether to continue until the jobs have ended, not only until all current output has arrived.
-        logs: Whether to pull the output, or only the end.
+        listener: The callbacks.
+        wait: Whether to continue until the jobs have ended; otherwise, until all current output has arrived.
+        logs: Whether to pull the output; otherwise, only the end of each job.
 
     Raises:
         ConnectionLostError: The connection was lost; a new call resumes from the received output.
-        JobMissingError: A job is missing that may be running elsewhere; all output of the others has arrived.
+        JobMissingError: A job is missing that may run elsewhere; all output of the others has arrived.
         JobError: The server refuses, or its answer is invalid.
     """
     host = await context.pool.host(server)
-    bounds = _Bounds(context.config.log_limit, wanted=logs, endless=wait)
+    bounds = _LogBounds(context.config.log_limit, with_output=logs, endless=wait)
     copies = {job.id: await _open_copy(context, job, bounds, listener.viewer) for job in jobs}
     request = {
         "jobs": [{"id": copy.job.id, "offsets": dict(copy.ends)} for copy in copies.values()],
@@ -157,54 +163,65 @@ async def stream_logs(
             await _take(context, copy, frame, listener)
     problems = [copy.problem for copy in copies.values() if copy.problem is not None]
     if problems:
-        # A missing job may be back next time; an unreadable one remains so.
+        # A missing job may be back next time, but an unreadable one stays unreadable.
         raise next((each for each in problems if isinstance(each, JobMissingError)), problems[0])
 
 
-async def _open_copy(context: Context, job: Job, bounds: _Bounds, viewer: Viewer | None) -> _Copy:
-    """Return the local copy up to where it was shown: the server should send from there on."""
+async def _open_copy(context: Context, job: Job, bounds: _LogBounds, viewer: Viewer | None) -> _LogCopy:
+    """Return the local copy, which the server continues after the last byte that was shown."""
     folder = LogFolder(context.registry.folder / job.id)
     if viewer is None:
-        return _Copy(job, folder, bounds, folder.sizes())
+        return _LogCopy(job, folder, bounds, folder.sizes())
     await viewer.catch_up(context, job)
     # Output that another command pulls meanwhile arrives again, and is rewritten in place.
     ends = {stream: viewer.next_offset(job, stream, size) for stream, size in folder.sizes().items()}
-    return _Copy(job, folder, bounds, ends)
+    return _LogCopy(job, folder, bounds, ends)
 
 
 @dataclass(frozen=True)
-class _Bounds:
-    """Limits for a job's output: bytes per stream, whether any, and whether without a time limit."""
+class _LogBounds:
+    """The limits on the output of a job.
+
+    Attributes:
+        limit: Bytes per stream.
+        with_output: Whether any output is pulled.
+        endless: Whether the job is followed to its end, with more output than at one moment.
+    """
 
     limit: int
-    wanted: bool
+    with_output: bool
     endless: bool
 
 
-class _Copy:
-    """The local copy of a followed job's logs; nothing is sent unless they are requested.
+class _LogCopy:
+    """The local copy of the output of a followed job.
 
     Attributes:
-        ends: Offsets of the next bytes of each stream; another command may have written beyond.
-        is_awaited: Whether the caller waits for its end.
+        ends: The offset of the next byte of each stream; another command may have written more.
+        with_output: Whether the server sends output.
+        is_awaited: Whether the caller waits for the end of the job.
         is_over: Whether nothing more is expected.
-        problem: Why the output is incomplete; None if complete.
+        problem: The reason why the output is incomplete; None if it is complete.
     """
 
-    def __init__(self, job: Job, folder: LogFolder, bounds: _Bounds, ends: dict[str, int]) -> None:
+    def __init__(self, job: Job, folder: LogFolder, bounds: _LogBounds, ends: dict[str, int]) -> None:
         self.job = job
         self._bounds = bounds
         self._unchecked: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
         self.folder = folder
-        self.wanted = bounds.wanted
+        self.with_output = bounds.with_output
         self.is_awaited = bounds.endless
         self.is_over = False
         self.problem: JobError | None = None
         self.ends = ends
 
     def add(self, header: Mapping[str, object], data: bytes) -> int:
-        """Write received bytes, and return their offset, which must be the expected one."""
+        """Write received bytes, and return their offset.
+
+        Raises:
+            JobError: They do not continue the copy, or there is too much output.
+        """
         stream = str(header.get("stream"))
         if header.get("reset"):
             self.folder.reset(stream)
@@ -237,7 +254,7 @@ class _Copy:
 
 
 def skipped_bytes(header: Mapping[str, object]) -> int:
-    """Return how many bytes the server has dropped before these; 0 if invalid."""
+    """Return the number of bytes that the server has dropped before these; 0 if invalid."""
     skipped = header.get("skipped")
     return skipped if isinstance(skipped, int) and 0 < skipped < LARGEST_LOG else 0
 
@@ -248,13 +265,13 @@ def _report_dropped(context: Context, job: Job, stream: str, count: int) -> None
         context.report(Notice(job.server, text))
 
 
-async def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener) -> None:
+async def _take(context: Context, copy: _LogCopy, frame: Frame, listener: LogListener) -> None:
     copy.is_over = bool(frame.header.keys() & {"status", "error", "over"})
     if "status" in frame.header:
         _take_status(context, copy, frame.header["status"], listener)
         return
     if "error" in frame.header:
-        _take_silence(context, copy, frame.header, listener)
+        _take_missing(context, copy, frame.header, listener)
         return
     if "trouble" in frame.header:
         _take_trouble(context, copy, str(frame.header["trouble"])[:LONGEST_REASON])
@@ -271,28 +288,28 @@ async def _take(context: Context, copy: _Copy, frame: Frame, listener: Listener)
     await listener.viewer.take(copy.job, stream, offset, frame.body)
 
 
-def _take_status(context: Context, copy: _Copy, status: object, listener: Listener) -> None:
+def _take_status(context: Context, copy: _LogCopy, status: object, listener: LogListener) -> None:
     try:
         remote = parse_job(status, copy.job.server, time.time(), patterns=context.config.status)
     except JobError as error:
         # An unreadable copy says nothing about the job or the others.
         copy.problem = JobError(f"{copy.job.server}: job {copy.job.key}: {error}", server=copy.job.server)
         return
-    seen = remote.job
-    if seen.id != copy.job.id:
+    job = remote.job
+    if job.id != copy.job.id:
         raise JobError(f"{copy.job.server}: answered about another job", server=copy.job.server)
-    if copy.wanted and len(remote.sizes) >= MOST_STREAMS:
+    if copy.with_output and len(remote.sizes) >= MOST_STREAMS:
         text = f"job {copy.job.key}: only {MOST_STREAMS} of its output files are pulled"
         context.report(Notice(copy.job.server, text))
-    # While the last of it arrived, the job may have written more.
-    has_all = copy.wanted and all(copy.ends.get(stream, 0) >= size for stream, size in remote.sizes.items())
-    recorded = context.registry.update([replace(seen, logs_complete=has_all and not seen.may_run)])
-    if recorded and seen.state.is_finished:
+    # The job may have written more while the last bytes arrived.
+    has_all = copy.with_output and all(copy.ends.get(stream, 0) >= size for stream, size in remote.sizes.items())
+    recorded = context.registry.update([replace(job, logs_complete=has_all and not job.may_run)])
+    if recorded and job.state.is_finished:
         listener.on_end(recorded[0])
 
 
 def _take_queued(context: Context, job: Job, why: object) -> None:
-    """Record and report what a job waits for, or that it no longer waits."""
+    """Record and report the reason why a job waits, or that it has started."""
     text = "" if why is None else context.registry.with_keys(str(why)[:LONGEST_REASON])
     state = JobState.RUNNING if why is None else JobState.QUEUED
     context.registry.revise([(job.id, lambda known: replace(known, state=state, reason=text))])
@@ -301,8 +318,8 @@ def _take_queued(context: Context, job: Job, why: object) -> None:
     )
 
 
-def _take_trouble(context: Context, copy: _Copy, why: str) -> None:
-    """Handle a job that is unreadable on the server; the server retries unless it says that this is over."""
+def _take_trouble(context: Context, copy: _LogCopy, why: str) -> None:
+    """Handle a job that the server cannot read now, and tries to read again unless the frame ends the answer."""
     server, text = copy.job.server, f"job {copy.job.key} cannot be read on the server: {why}"
     if copy.is_over:
         copy.problem = JobError(f"{server}: {text}", hint=f"remote-tool job-tail {copy.job.key}", server=server)
@@ -310,26 +327,26 @@ def _take_trouble(context: Context, copy: _Copy, why: str) -> None:
         context.report(Notice(server, f"{text}; trying again"))
 
 
-def _take_silence(context: Context, copy: _Copy, header: Mapping[str, object], listener: Listener) -> None:
-    """Handle a job without a readable record on the server."""
+def _take_missing(context: Context, copy: _LogCopy, header: Mapping[str, object], listener: LogListener) -> None:
+    """Handle a job of which the server has no readable record."""
     job, why = copy.job, str(header["error"])[:LONGEST_REASON]
     folder_id = read_folder_id(header.get("folder_id"))
-    is_gone = folder_id != "" and folder_id == job.folder_id
-    if is_gone or job.state.is_finished:
+    is_removed = folder_id != "" and folder_id == job.folder_id
+    if is_removed or job.state.is_finished:
         context.report(Notice(job.server, f"job {job.key}: {why}"))
-    if is_gone:
-        # Its folder is gone from its own folder of jobs, so nothing more is expected.
-        for gone in context.registry.revise([(job.id, _without_more)]):
-            listener.on_end(gone)
+    if is_removed:
+        # It was removed from its own folder of jobs, so nothing more will come.
+        for removed in context.registry.revise([(job.id, _without_more_output)]):
+            listener.on_end(removed)
     elif job.state.is_finished:
         listener.on_end(job)
     elif job.state is JobState.STARTING and not copy.is_awaited:
-        pass  # its start may still arrive, so there is nothing to pull yet
+        pass  # The start may still arrive: there is nothing to pull yet.
     elif "folder_id" in header:
         copy.problem = JobMissingError(f"{job.server}: job {job.key}: {why_missing(job)}", server=job.server)
     else:
         copy.problem = JobError(f"{job.server}: job {job.key}: {why}", server=job.server)
 
 
-def _without_more(known: Job) -> Job:
+def _without_more_output(known: Job) -> Job:
     return replace(known, logs_complete=True) if known.state.is_finished else vanish(known)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from remote_tool.workflows.context import Context
 
-PLACE = ("hostname", "machine_id", "boot_id", "pid_namespace")
+IDENTITY = ("hostname", "machine_id", "boot_id", "pid_namespace")
 JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 STATE = re.compile("[a-z]{1,20}")
 LONGEST_TEXT = 1000
@@ -34,16 +34,19 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Orphan:
-    """An unsupervised process that carries a job's mark, or descends from one that does.
+    """A process of a job that nobody supervises: it has the mark of the job, or an ancestor has.
 
     Attributes:
-        start_time: In clock ticks since the server's boot; identifies the process together with the pid.
-        job_id: Its job.
-        key: The job's key in this checkout; None if unknown here.
-        state: The job's; ``unknown`` when its server does not know it.
-        age: Seconds.
-        memory: Bytes.
-        gpu_memory: Bytes; None if nvidia-smi does not report it.
+        server: The server.
+        pid: Its process id.
+        start_time: In clock ticks since the boot; identifies the process together with the pid.
+        job_id: The id of the job.
+        state: The state of the job; ``unknown`` if its server does not know it.
+        command: Its command line.
+        age: Seconds since its start.
+        memory: Bytes of memory.
+        gpu_memory: Bytes of GPU memory; None if nvidia-smi does not report it.
+        key: The key of the job in this checkout; None if unknown here.
     """
 
     server: str
@@ -63,8 +66,8 @@ class OrphansAnswer:
     """The orphans found.
 
     Attributes:
-        strays: Of all servers that answered.
-        places: Machine and boot of each server at that time.
+        strays: The orphans on all servers that answered.
+        places: The machine and boot of each server at that time.
         errors: The error of each server that could not answer.
     """
 
@@ -74,12 +77,15 @@ class OrphansAnswer:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 when every server answered."""
+        """0 if every server answered, else the exit code of the errors."""
         return SomeServersFailedError(self.errors, list(self.places)).exit_code if self.errors else 0
 
 
 async def find_orphans(context: Context, servers: Sequence[str] = ()) -> OrphansAnswer:
-    """Scan all servers in parallel; end nothing. A server with known jobs that is no longer prepared is an error."""
+    """Find the orphans on all servers in parallel; end none.
+
+    A server that is no longer prepared is an error if it had jobs.
+    """
     had_jobs = {job.server for job in context.registry.load()[0]}
 
     async def ask(server: str) -> tuple[dict[str, str], list[Orphan]]:
@@ -91,18 +97,18 @@ async def find_orphans(context: Context, servers: Sequence[str] = ()) -> Orphans
             return {}, []
         return _read_answer(server, answer)
 
-    results = await on_every(_servers_to_ask(context, servers), ask)
-    found = [orphan for _, strays in results.values.values() for orphan in strays]
+    results = await on_every(_choose_servers(context, servers), ask)
+    found = [orphan for _, orphans in results.values.values() for orphan in orphans]
     known = context.registry.find({orphan.job_id for orphan in found})
     return OrphansAnswer(
-        tuple(_with_key(orphan, known[orphan.job_id].key) if orphan.job_id in known else orphan for orphan in found),
-        {server: place for server, (place, _) in results.values.items()},
+        tuple(replace(orphan, key=known[orphan.job_id].key) if orphan.job_id in known else orphan for orphan in found),
+        {server: identity for server, (identity, _) in results.values.items()},
         results.errors,
     )
 
 
-def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the selected servers; without a selection, include servers of earlier host lists that had jobs."""
+def _choose_servers(context: Context, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the selected servers, or the usual ones and those of earlier host lists that had jobs."""
     config = context.config
     listed = {name for name, server in config.servers.items() if server.is_listed}
     if names or config.listed or not listed:
@@ -114,10 +120,10 @@ def _servers_to_ask(context: Context, names: Sequence[str]) -> tuple[str, ...]:
 async def end_orphans(
     context: Context, found: OrphansAnswer, *, signal: str = "SIGTERM", grace: float = DEFAULT_GRACE
 ) -> dict[str, RemoteToolError]:
-    """End the listed orphans and everything that belongs to them; a server that has restarted since then ends nothing.
+    """End the listed orphans and their descendants, except on a server that has restarted since then.
 
     Raises:
-        UsageError: Invalid signal or grace period.
+        UsageError: The signal or the grace period is invalid.
     """
     check_stop(signal, grace)
     by_server: dict[str, dict[str, list[list[int]]]] = defaultdict(lambda: defaultdict(list))
@@ -130,19 +136,19 @@ async def end_orphans(
         within = longest_stop(grace)
         answer = await call_until_answered(context.pool, context.config, server, "end_strays", request, within=within)
         _raise_for_survivors(server, answer)
-        gone = {orphan.job_id for orphan in found.strays if orphan.server == server and orphan.state == UNKNOWN}
-        context.registry.revise((job_id, become_lost) for job_id in gone)
+        unknown = {orphan.job_id for orphan in found.strays if orphan.server == server and orphan.state == UNKNOWN}
+        context.registry.revise((job_id, become_lost) for job_id in unknown)
 
     return dict((await on_every(by_server, end)).errors)
 
 
 def _raise_for_survivors(server: str, answer: Mapping[str, Any]) -> None:
     try:
-        left = [_whole(pid) for job in answer["jobs"] for pid in job["left"]]
+        survivors = [_read_number(pid) for job in answer["jobs"] for pid in job["left"]]
     except (KeyError, TypeError, ValueError) as error:
         raise JobError(f"{server}: cannot read what happened to its orphans ({error!r})", server=server) from error
-    if left:
-        pids = ", ".join(str(pid) for pid in left[:SHOWN_PIDS])
+    if survivors:
+        pids = ", ".join(str(pid) for pid in survivors[:SHOWN_PIDS])
         raise JobError(
             f"{server}: some orphans cannot be killed: {pids}",
             server=server,
@@ -152,8 +158,8 @@ def _raise_for_survivors(server: str, answer: Mapping[str, Any]) -> None:
 
 def _read_answer(server: str, answer: Mapping[str, Any]) -> tuple[dict[str, str], list[Orphan]]:
     try:
-        place = {name: _text(answer["identity"][name]) for name in PLACE}
-        return place, [_read_orphan(server, entry) for entry in answer["strays"][:MOST_STRAYS]]
+        identity = {name: _read_text(answer["identity"][name]) for name in IDENTITY}
+        return identity, [_read_orphan(server, entry) for entry in answer["strays"][:MOST_STRAYS]]
     except (KeyError, TypeError, ValueError) as error:
         raise JobError(f"{server}: cannot read its list of orphans ({error!r:.200})", server=server) from error
 
@@ -165,35 +171,31 @@ def _read_orphan(server: str, entry: Mapping[str, Any]) -> Orphan:
         raise ValueError("an age that is not a number")
     return Orphan(
         server=server,
-        pid=_whole(entry["pid"]),
-        start_time=_whole(entry["start_time"]),
-        job_id=_like(JOB, entry["job"]),
-        state=_like(STATE, entry["state"]),
-        command=_text(entry["command"]),
+        pid=_read_number(entry["pid"]),
+        start_time=_read_number(entry["start_time"]),
+        job_id=_read_word(JOB, entry["job"]),
+        state=_read_word(STATE, entry["state"]),
+        command=_read_text(entry["command"]),
         age=float(age),
-        memory=_whole(entry["memory"]),
-        gpu_memory=None if gpu_memory is None else _whole(gpu_memory),
+        memory=_read_number(entry["memory"]),
+        gpu_memory=None if gpu_memory is None else _read_number(gpu_memory),
     )
 
 
-def _whole(value: object) -> int:
+def _read_number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
         raise ValueError(f"{value!r:.40} is not a number")
     return value
 
 
-def _text(value: object) -> str:
+def _read_text(value: object) -> str:
     if not isinstance(value, str) or len(value) > LONGEST_TEXT:
         raise ValueError(f"{value!r:.40} is not short text")
     return value
 
 
-def _like(form: re.Pattern[str], value: object) -> str:
-    text = _text(value)
+def _read_word(form: re.Pattern[str], value: object) -> str:
+    text = _read_text(value)
     if not form.fullmatch(text):
         raise ValueError(f"{text!r:.40} has the wrong format")
     return text
-
-
-def _with_key(orphan: Orphan, key: int) -> Orphan:
-    return replace(orphan, key=key)

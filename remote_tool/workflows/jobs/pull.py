@@ -1,4 +1,4 @@
-"""job-pull: pull files of jobs now."""
+"""job-pull: pull the artifacts of jobs, and the files that their servers keep."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ async def pull_jobs(
     artifacts: Sequence[str | ArtifactPattern] = (),
     to: str | Path | None = None,
 ) -> PullAnswer:
-    """Pull artifacts of the selected jobs, running or ended; ``artifacts`` replaces their own patterns.
+    """Pull artifacts of the selected jobs, running or ended, with ``artifacts`` instead of their own patterns.
 
     Raises:
-        UsageError: None of the jobs has artifacts and none are named, or they cannot go to that folder.
+        UsageError: There is nothing to pull, or the artifacts cannot go to that folder.
     """
     patterns = read_artifacts(artifacts)
     folder = None if to is None else read_folder(to, context.config.local)
@@ -43,24 +43,26 @@ async def pull_jobs(
     matching = replace(selection, running=True, stopped=True)
     known, bad = load_matching(context, matching)
     chosen = choose_jobs(known, matching)
-    wanted = [job for job in chosen if patterns or job.artifacts]
-    # With a folder or patterns, only the files that match were asked for.
-    with_kept = chosen if folder is None and not patterns else []
-    kept = await fetch_kept(context, [job for job in with_kept if job.server not in errors])
-    if not wanted and not kept.errors and not any(kept.values.values()):
+    with_artifacts = [job for job in chosen if patterns or job.artifacts]
+    # With a folder or patterns, only artifacts were requested.
+    may_have_kept = chosen if folder is None and not patterns else []
+    kept = await fetch_kept(context, [job for job in may_have_kept if job.server not in errors])
+    if not with_artifacts and not kept.errors and not any(kept.values.values()):
         if not chosen:
             raise UsageError("No job matches", hint="remote-tool job-list --stopped")
         hint = f"remote-tool job-pull {chosen[-1].key} --artifact 'checkpoints/*.pt'"
         raise UsageError("No selected job has artifacts", hint=hint)
-    answer = await pull_artifacts(context, [job for job in wanted if job.server not in errors], patterns, folder)
-    answer = _with_kept(answer, chosen, kept)
-    asked = {job.server for job in chosen} if selection.jobs or selection.tags else set(servers)
-    unreached = {server: error for server, error in errors.items() if server in asked}
-    return replace(answer, errors={**unreached, **answer.errors}, bad=tuple(bad))
+    answer = await pull_artifacts(
+        context, [job for job in with_artifacts if job.server not in errors], patterns, folder
+    )
+    answer = _add_kept(answer, chosen, kept)
+    relevant = {job.server for job in chosen} if selection.jobs or selection.tags else set(servers)
+    unreachable = {server: error for server, error in errors.items() if server in relevant}
+    return replace(answer, errors={**unreachable, **answer.errors}, bad=tuple(bad))
 
 
-def _with_kept(answer: PullAnswer, jobs: Sequence[Job], kept: Results[dict[str, list[Artifact]]]) -> PullAnswer:
-    """Add the files that the servers keep beside the output."""
+def _add_kept(answer: PullAnswer, jobs: Sequence[Job], kept: Results[dict[str, list[Artifact]]]) -> PullAnswer:
+    """Add the files that servers keep beside the output of jobs."""
     by_job = {each.job.id: each for each in answer.jobs}
     for files in kept.values.values():
         for job in jobs:

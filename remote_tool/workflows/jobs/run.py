@@ -1,4 +1,4 @@
-"""run: run a command in the environment of every server, stream its output, and return its exit status."""
+"""run: run a command in the environment of servers, pass on its output, and return its exit status."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class RunRequest:
     """A command to run on some servers.
 
     Attributes:
-        command: For the shell.
-        servers: Empty: all.
-        env: Its variables.
+        command: Text for the shell.
+        servers: Names; empty: all.
+        env: Environment variables of the command.
         devices: GPUs to expose, by number or UUID; empty: as configured.
-        workdir: The working folder, relative to the project; None: as configured, else the project's own.
+        workdir: The working folder, relative to the project; None: as configured, else the project folder.
     """
 
     command: str
@@ -70,11 +70,11 @@ class RunRequest:
 
 
 class RunResult(int):
-    """A command's exit status on a server, 128+N for signal N, and its output.
+    """The exit status of a command on a server, 128+N for signal N, and its output.
 
     Attributes:
-        stdout: Its stdout; empty if passed to a callback.
-        stderr: Its stderr, likewise.
+        stdout: The stdout; empty if it was passed to a callback.
+        stderr: The stderr; empty if it was passed to a callback.
     """
 
     stdout: str
@@ -82,9 +82,9 @@ class RunResult(int):
 
     def __new__(cls, status: int, stdout: bytes = b"", stderr: bytes = b"") -> Self:
         """Create a result from bytes."""
-        made = super().__new__(cls, status)
-        made.stdout, made.stderr = (data.decode(errors="replace") for data in (stdout, stderr))
-        return made
+        result = super().__new__(cls, status)
+        result.stdout, result.stderr = (data.decode(errors="replace") for data in (stdout, stderr))
+        return result
 
     @property
     def exit_code(self) -> int:
@@ -99,12 +99,12 @@ class RunResult(int):
         return int.__repr__(self)
 
 
-async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput | None = None) -> Results[RunResult]:
-    """Run a command on all servers in parallel; its output is in the results, unless passed to a callback."""
+async def run_command(context: Context, request: RunRequest, on_output: OnOutput | None = None) -> Results[RunResult]:
+    """Run a command on servers in parallel; its output is in the results, or goes to a callback."""
 
     async def run(server: str) -> RunResult:
         host = await context.pool.host(server)
-        request = _request(context.config, server, wanted)
+        values = _as_values(context.config, server, request)
         kept = {Stream.OUT: bytearray(), Stream.ERR: bytearray()}
 
         def keep(_server: str, stream: Stream, data: bytes) -> None:
@@ -112,21 +112,21 @@ async def run_command(context: Context, wanted: RunRequest, on_output: OnOutput 
 
         take = on_output or keep
         try:
-            status = await _run_on(context, host, request, take)
+            status = await _run_on(context, host, values, take)
         except SupervisorMissingError:
             await provide_supervisor(host, context.config)
-            status = await _run_on(context, host, request, take)
+            status = await _run_on(context, host, values, take)
         except NotPreparedError as error:
             context.report(Notice(server, f"{error.message}: the command runs {WHERE}"))
-            plain = {**request, "command": wanted.command}
-            status = status_of(await run_bare(host, context.config, plain, take))
+            without_setup = {**values, "command": request.command}
+            status = status_of(await run_bare(host, context.config, without_setup, take))
         return RunResult(status, *map(bytes, kept.values()))
 
-    return await on_every(choose_servers(context.config, wanted.servers), run)
+    return await on_every(choose_servers(context.config, request.servers), run)
 
 
 def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[RunResult]:
-    """Return the results with exit statuses other than 0 as errors of their servers."""
+    """Return the results; an exit status other than 0 is an error of its server."""
     failed: dict[str, RemoteToolError] = {
         server: RemoteCommandError(
             f"{server}: the command ended with exit code {status}", server=server, command=command, exit_status=status
@@ -138,13 +138,13 @@ def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[
     return Results(values, {**results.errors, **failed})
 
 
-def _request(config: Config, server: str, wanted: RunRequest) -> dict[str, object]:
-    devices = devices_of(config.servers[server].devices, wanted.devices, wanted.env)
-    setup, workdir = config.setup_of(server), config.workdir_for(wanted.workdir)
+def _as_values(config: Config, server: str, request: RunRequest) -> dict[str, object]:
+    devices = devices_of(config.servers[server].devices, request.devices, request.env)
+    setup, workdir = config.setup_of(server), config.workdir_for(request.workdir)
     return {
-        "command": put_before_attached(wanted.command, setup, workdir) if setup else wanted.command,
+        "command": put_before_attached(request.command, setup, workdir) if setup else request.command,
         "workdir": workdir,
-        "environment": command_environment(config.variables_of(server), wanted.env, devices),
+        "environment": command_environment(config.variables_of(server), request.env, devices),
         "server": server,
         "entry": config.entry_of(server),
     }
@@ -154,19 +154,19 @@ async def _run_on(context: Context, host: Host, request: Mapping[str, object], o
     nonce = secrets.token_hex(16)
     # Leaving the context closes the command's stdin, which ends its process tree: so does Ctrl-C.
     async with open_agent(host, context.config, "run", request, nonce, label=str(request["command"])) as channel:
-        output = _Output(host.name, nonce, channel, on_output)
+        output = _CommandOutput(host.name, nonce, channel, on_output)
         # A TaskGroup would wrap a connection error; gather passes it on, and leaving ends the other task.
         began, _ = await asyncio.gather(output.copy(Stream.OUT), output.copy(Stream.ERR))
         ended = await channel.wait()
         if not began:
             raise_for_status(host.name, ended.status)
-            said = redact(output.greeting[Stream.ERR].decode(errors="replace").strip())[-2000:]
-            raise JobError(f"{host.name}: the command was not started: {said}", server=host.name)
+            reason = redact(output.greeting[Stream.ERR].decode(errors="replace").strip())[-2000:]
+            raise JobError(f"{host.name}: the command was not started: {reason}", server=host.name)
         return status_of(ended)
 
 
-class _Output:
-    """Both output streams: possible noise of the shell, then our mark, then the command's bytes."""
+class _CommandOutput:
+    """Both output streams: possible output of startup files, then our mark, then the bytes of the command."""
 
     def __init__(self, server: str, nonce: str, channel: Channel, on_output: OnOutput) -> None:
         self._server = server
@@ -177,7 +177,7 @@ class _Output:
         self.greeting = {Stream.OUT: b"", Stream.ERR: b""}
 
     async def copy(self, stream: Stream) -> bool:
-        """Pass on the bytes after the mark; return whether it came."""
+        """Pass on the bytes after the mark; return whether the mark came."""
         first = await self._read_greeting(stream)
         if first is None:
             if stream is Stream.OUT:
@@ -190,9 +190,9 @@ class _Output:
         return True
 
     async def _read_greeting(self, stream: Stream) -> bytes | None:
-        """Skip bytes before the mark; return those after it, None without a mark."""
+        """Skip the bytes before the mark; return those that came with it, None without a mark."""
         greeting, start = bytearray(), 0
-        # Where a startup file has joined the outputs, nothing comes on the other one.
+        # If a startup file has joined the streams, nothing comes on stderr.
         limit = BEGIN_SECONDS if stream is Stream.OUT else None
         try:
             async with asyncio.timeout(limit):

@@ -1,4 +1,4 @@
-"""job-show: everything about one job, as its server and this machine have it."""
+"""job-show: collect all information about one job, from its server and from this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remote_tool.jobs.logs import LogFolder
 from remote_tool.workflows.artifacts.listing import list_files
 from remote_tool.workflows.jobs.failures import RankFailure, first_failure
 from remote_tool.workflows.jobs.listing import list_jobs
-from remote_tool.workflows.jobs.log_streams import bring_logs_home
+from remote_tool.workflows.jobs.log_streams import fetch_logs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, find_job
 from remote_tool.workflows.start.copies import ask_for_copies
 
@@ -32,8 +32,8 @@ class JobFile:
 
     Attributes:
         name: Relative to the project.
-        size: In bytes, here if it is here.
-        is_here: Whether it has been fetched.
+        size: In bytes; of the local file, if there is one.
+        is_here: Whether it has been pulled.
     """
 
     name: str
@@ -43,21 +43,21 @@ class JobFile:
 
 @dataclass(frozen=True, kw_only=True)
 class JobDetails(JobsAnswer):
-    """Everything about one job.
+    """All information about one job.
 
     Attributes:
         job: The job.
-        related: The other jobs of its launch, those that it waits for, and the one that it repeats.
-        folder: Its folder here, with its output.
+        related: The other jobs of its launch, the jobs that it waits for, and the job that it repeats.
+        folder: Its local folder, with its output.
         remote_folder: Its folder on the server, relative to the home folder.
-        runs_in: Where it runs on the server, relative to the home folder.
-        copy_is_kept: Whether its copy of the project is on the server; None: not known, or it runs in none.
-        changes: What was not committed when it was started; None without that.
+        runs_in: Its working folder on the server, relative to the home folder.
+        copy_is_kept: Whether its copy of the project is on the server; None: unknown, or it runs in no copy.
+        changes: The local file with the changes that were not committed; None if there were none.
         failure: The first error of the job, or of its launch; None without one.
-        output: The size of each stream of its output that is here.
-        artifacts_folder: Where its artifacts are here.
-        artifacts: Its files, here and on the server.
-        unknown: What is not known, and why: ``copy``, ``artifacts``.
+        output: The local size of each stream of its output.
+        artifacts_folder: The local folder of its artifacts.
+        artifacts: Its artifacts, here and on the server.
+        unknown: The reason for each part that is unknown: ``copy``, ``artifacts``.
     """
 
     job: Job
@@ -75,28 +75,28 @@ class JobDetails(JobsAnswer):
 
 
 async def show_job(context: Context, word: str) -> JobDetails:
-    """Return everything about a job, by key or id; what its server does not say is listed as unknown.
+    """Return all information about a job, given by key or id; parts that its server does not tell are unknown.
 
     Raises:
         UsageError: There is no such job.
     """
-    answer = await _ask(context, word)
+    answer = await _ask_server(context, word)
     (job,) = answer.jobs
     nodes = _nodes(context, job)
-    if others := _still_unknown(context, job, nodes):
+    if others := _nodes_to_ask(context, job, nodes):
         more = await list_jobs(context, JobSelection(others, stopped=True, hidden=True))
         answer = replace(answer, errors={**more.errors, **answer.errors})
         nodes = _nodes(context, job)
     problem = f"it has been removed from {job.server}" if job.cleaned else str(answer.errors.get(job.server, ""))
     if job.state in _FAILED and not problem:
         # The first error of a launch may be in the output of another node.
-        pulled = await bring_logs_home(context, nodes)
+        pulled = await fetch_logs(context, nodes)
         problem = str(pulled.get(job.server, ""))
         job = context.registry.find([job.id]).get(job.id, job)
     local, remote = context.config.local, context.config.remote
     unknown: dict[str, str] = {}
     changes = local.changes(job.id)
-    place = f"{remote.copies}/{job.copy}" if job.copy else remote.project
+    project = f"{remote.copies}/{job.copy}" if job.copy else remote.project
     return JobDetails(
         jobs=(job,),
         errors=answer.errors,
@@ -106,7 +106,7 @@ async def show_job(context: Context, word: str) -> JobDetails:
         related=_related(context, job, nodes),
         folder=local.job(job.id),
         remote_folder=f"{remote.jobs}/{job.id}",
-        runs_in=f"{place}/{job.workdir}" if job.workdir else place,
+        runs_in=f"{project}/{job.workdir}" if job.workdir else project,
         copy_is_kept=await _has_copy(context, job, problem, unknown),
         changes=changes if changes.is_file() else None,
         failure=_first_error(context, job, nodes),
@@ -117,8 +117,8 @@ async def show_job(context: Context, word: str) -> JobDetails:
     )
 
 
-async def _ask(context: Context, word: str) -> JobsAnswer:
-    """Return the job as its server has it, asking other servers only for one that is not known here."""
+async def _ask_server(context: Context, word: str) -> JobsAnswer:
+    """Ask the server of a job about it; ask all servers if the job is unknown here."""
     known = context.registry.load()[0]
     with suppress(UsageError):
         job = find_job(known, word)
@@ -130,21 +130,21 @@ async def _ask(context: Context, word: str) -> JobsAnswer:
 
 
 def _nodes(context: Context, job: Job) -> list[Job]:
-    """Return the job, or all nodes of its launch by rank; the jobs of a sweep or a fan-out are not nodes."""
+    """Return all nodes of a job's launch, by rank; only the job itself if it has none, as in a sweep or a fan-out."""
     known = [each if each.id != job.id else job for each in context.registry.load()[0]] if job.launch_id else []
     nodes = [each for each in known if each.launch_id == job.launch_id]
     is_launch = any(each.launch_options for each in nodes)
     return sorted(nodes, key=lambda each: each.node_rank or 0) if is_launch else [job]
 
 
-def _still_unknown(context: Context, job: Job, nodes: list[Job]) -> tuple[str, ...]:
-    """Return the other nodes whose ends are not known here; one of them may have failed first."""
+def _nodes_to_ask(context: Context, job: Job, nodes: list[Job]) -> tuple[str, ...]:
+    """Return the ids of the other nodes that have not ended as far as is known here: one may have failed first."""
     others = [each for each in nodes if each.id != job.id and not each.state.is_final]
     return tuple(each.id for each in others if each.server in context.config.servers)
 
 
 def _first_error(context: Context, job: Job, nodes: list[Job]) -> RankFailure | None:
-    """Return the first error of a failed job or of its launch; that of a job without ranks is what it printed last."""
+    """Return the first error of a failed job or of its launch; for a single node, its last line of output."""
     if job.state not in _FAILED:
         return None
     failure = first_failure(nodes, context.registry.folder)

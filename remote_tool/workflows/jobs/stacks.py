@@ -1,4 +1,4 @@
-"""job-stacks: ask the servers of jobs where their Python processes are."""
+"""job-stacks: get the Python stacks of the processes of jobs from their servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.selection import JobSelection
 
-# py-spy takes at most 14 seconds for a process.
+# py-spy takes up to 14 seconds for a process.
 SILENCE = 20.0
 MOST_PROCESSES = 10_000
 LONGEST_TEXT = 200
@@ -33,7 +33,7 @@ LONGEST_TEXT = 200
 
 @dataclass(frozen=True)
 class KeptStacks:
-    """Stacks that a job's server kept before it stopped the job's processes."""
+    """The stacks of a job that its server kept before it stopped the processes."""
 
     job: Job
     text: str
@@ -44,11 +44,11 @@ class StacksAnswer:
     """The stacks of the processes of jobs.
 
     Attributes:
-        jobs: The jobs that were asked for, with those of the same launches.
-        processes: Of the jobs that run.
-        kept: Of the jobs that have ended.
-        notes: Server and message, about jobs whose processes cannot be seen.
-        errors: Of the servers that could not answer.
+        jobs: The selected jobs, and the other jobs of their launches.
+        processes: The processes of the jobs that run, with their stacks.
+        kept: The stacks of jobs that have ended.
+        notes: A server and a message for each job that has no visible process.
+        errors: The error of each server that could not answer.
     """
 
     jobs: tuple[Job, ...]
@@ -59,14 +59,14 @@ class StacksAnswer:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 when every server answered."""
+        """0 if every server answered, else the exit code of the errors."""
         asked = {job.server for job in self.jobs}
         return SomeServersFailedError(self.errors, sorted(asked - self.errors.keys())).exit_code if self.errors else 0
 
 
 @dataclass
-class _Found:
-    """A server's answer."""
+class _ServerStacks:
+    """The answer of a server about its jobs."""
 
     processes: list[ProcessStack] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
@@ -76,9 +76,9 @@ class _Found:
 async def take_stacks(
     context: Context, selection: JobSelection, *, keep: bool = False, native: bool = False
 ) -> StacksAnswer:
-    """Ask the servers of the selected jobs, and of the launches that these belong to, in parallel.
+    """Get the stacks of the selected jobs, and of the other jobs of their launches, in parallel.
 
-    Jobs that have ended are shown as their servers kept them.
+    For a job that has ended, this is the file that its server has kept.
 
     Raises:
         UsageError: No selected job is running, and no stacks were kept.
@@ -89,25 +89,25 @@ async def take_stacks(
         if job.may_run:
             by_server[job.server].append(job)
 
-    async def ask(server: str) -> _Found:
+    async def ask(server: str) -> _ServerStacks:
         if server in errors:
             raise errors[server]
         return await _ask(context, server, by_server[server], {"keep": keep, "native": native})
 
     results = await on_every(by_server, ask)
-    found = results.values.values()
-    have_ended = {job_id for each in found for job_id in each.ended}
-    ended = [job for job in jobs if not job.may_run or job.id in have_ended]
-    kept, more = await _read_kept(context, ended)
-    if len(ended) == len(jobs) and not kept and not more:
+    answers = results.values.values()
+    ended_ids = {job_id for each in answers for job_id in each.ended}
+    ended = [job for job in jobs if not job.may_run or job.id in ended_ids]
+    kept, kept_errors = await _read_kept(context, ended)
+    if len(ended) == len(jobs) and not kept and not kept_errors:
         raise _nothing_to_show(selection, jobs)
-    processes = tuple(each for one in found for each in one.processes)
-    notes = tuple(note for one in found for note in one.notes)
-    return StacksAnswer(tuple(jobs), processes, kept, notes, {**results.errors, **more})
+    processes = tuple(process for each in answers for process in each.processes)
+    notes = tuple(note for each in answers for note in each.notes)
+    return StacksAnswer(tuple(jobs), processes, kept, notes, {**results.errors, **kept_errors})
 
 
 async def _choose(context: Context, selection: JobSelection) -> tuple[list[Job], dict[str, RemoteToolError]]:
-    """Return the selected jobs and the rest of their launches; servers are asked only if a job is unknown here."""
+    """Return the selected jobs and the others of their launches; ask servers only if a job is unknown here."""
     errors: dict[str, RemoteToolError] = {}
     chosen = named_jobs(context, selection)
     if not chosen:
@@ -127,7 +127,7 @@ async def _choose(context: Context, selection: JobSelection) -> tuple[list[Job],
 async def _read_kept(
     context: Context, jobs: Sequence[Job]
 ) -> tuple[tuple[KeptStacks, ...], Mapping[str, RemoteToolError]]:
-    """Fetch the kept stacks of jobs, and read them; those that are here already count if a server is gone."""
+    """Fetch and read the kept stacks of jobs; a server that fails is no error if its stacks are here already."""
     results = await fetch_kept(context, jobs)
     kept = []
     for job in jobs:
@@ -141,31 +141,31 @@ async def _read_kept(
 def _nothing_to_show(selection: JobSelection, jobs: Sequence[Job]) -> UsageError:
     if not selection.jobs or not jobs:
         return UsageError("No running job is selected", hint="remote-tool job-list")
-    which = f"Job {selection.jobs[0]} has" if len(selection.jobs) == 1 else "The selected jobs have"
-    return UsageError(f"{which} ended, and no stacks were kept", hint="remote-tool job-kill KEY --stacks keeps them")
+    subject = f"Job {selection.jobs[0]} has" if len(selection.jobs) == 1 else "The selected jobs have"
+    return UsageError(f"{subject} ended, and no stacks were kept", hint="remote-tool job-kill KEY --stacks keeps them")
 
 
-async def _ask(context: Context, server: str, jobs: Sequence[Job], how: Mapping[str, bool]) -> _Found:
+async def _ask(context: Context, server: str, jobs: Sequence[Job], options: Mapping[str, bool]) -> _ServerStacks:
     host = await context.pool.host(server)
     try:
-        return await _ask_once(context, server, jobs, how)
+        return await _ask_once(context, server, jobs, options)
     except SupervisorMissingError:
         await provide_supervisor(host, context.config)
-        return await _ask_once(context, server, jobs, how)
+        return await _ask_once(context, server, jobs, options)
 
 
-async def _ask_once(context: Context, server: str, jobs: Sequence[Job], how: Mapping[str, bool]) -> _Found:
+async def _ask_once(context: Context, server: str, jobs: Sequence[Job], options: Mapping[str, bool]) -> _ServerStacks:
     keys = {job.id: job.key for job in jobs}
     found: list[tuple[Mapping[str, Any], str]] = []
     host = await context.pool.host(server)
-    request = {"ids": list(keys), **how}
+    request = {"ids": list(keys), **options}
     async with converse(host, context.config, "stacks", request, silence=SILENCE) as frames:
         async for frame in frames:
             if len(found) < MOST_PROCESSES and str(frame.header.get("job")) in keys:
                 found.append((frame.header, frame.body.decode(errors="replace")))
     processes = [(header, text) for header, text in found if "pid" in header]
     ranks = {(str(header["job"]), _number(header["pid"])): _number(header.get("rank")) for header, _ in processes}
-    answer = _Found([_read(header, text, server, keys, ranks) for header, text in processes])
+    answer = _ServerStacks([_read_process(header, text, server, keys, ranks) for header, text in processes])
     for header, _ in found:
         job = str(header["job"])
         if header.get("ended") is True:
@@ -175,14 +175,14 @@ async def _ask_once(context: Context, server: str, jobs: Sequence[Job], how: Map
     return answer
 
 
-def _read(
+def _read_process(
     header: Mapping[str, Any],
     text: str,
     server: str,
     keys: Mapping[str, int],
     ranks: Mapping[tuple[str, int | None], int | None],
 ) -> ProcessStack:
-    """Return a process; what a server says is not trusted to be of the right type."""
+    """Parse a process; the types of values in an answer are not trusted."""
     rank, job = _number(header.get("rank")), str(header["job"])
     return ProcessStack(
         job=keys[job],

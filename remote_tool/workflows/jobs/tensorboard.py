@@ -1,4 +1,4 @@
-"""tensorboard: run TensorBoard here on event files that are fetched while jobs run."""
+"""tensorboard: run TensorBoard here on event files, which are fetched while jobs run."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _PIECE = 1024 * 1024
 
 @dataclass(frozen=True)
 class TensorboardRequest:
-    """TensorBoard for some jobs.
+    """A choice of the jobs that TensorBoard shows.
 
     Attributes:
-        selection: Which jobs, running or ended; by default all.
-        port: Here; None: 6006, or the next free one.
+        selection: The jobs, running or ended; by default all.
+        port: The local port; None: 6006, or the next free one.
         interval: Seconds between two fetches.
     """
 
@@ -66,36 +66,36 @@ async def tensorboard(context: Context, request: TensorboardRequest, on_open: Ca
     """
     program = _find_program()
     with tempfile.TemporaryDirectory(prefix="remote-tool-tensorboard-") as folder:
-        copies = _Copies(context, request.selection, Path(folder))
-        if not await copies.update() and not copies.may_grow:
+        event_files = _EventFiles(context, request.selection, Path(folder))
+        if not await event_files.update() and not event_files.may_grow:
             pattern = EVENTS.glob.removeprefix("**/")
             raise UsageError(f"The selected jobs have written no event files ({pattern})", hint="remote-tool job-list")
         context.report(Notice("", "starting TensorBoard"))
-        async with _running([*program, "--logdir", folder, *_at(request.port)], folder) as process:
-            lines = _Lines(process)
-            reading = asyncio.create_task(lines.read())
-            updating = asyncio.create_task(_keep_updating(copies, request.interval))
+        async with _run_guarded([*program, "--logdir", folder, *_address_options(request.port)], folder) as process:
+            output = _TensorboardOutput(process)
+            reading = asyncio.create_task(output.read())
+            updating = asyncio.create_task(_keep_updating(event_files, request.interval))
             try:
-                on_open(await lines.address())
+                on_open(await output.address())
                 # Both run until canceled, unless they fail.
                 await asyncio.wait({reading, updating}, return_when=asyncio.FIRST_COMPLETED)
                 if updating.done():
                     updating.result()
-                raise lines.end_of(await process.wait())
+                raise output.error(await process.wait())
             finally:
                 for task in (reading, updating):
                     task.cancel()
                 await asyncio.wait({reading, updating})
 
 
-async def _keep_updating(copies: _Copies, interval: float) -> None:
+async def _keep_updating(event_files: _EventFiles, interval: float) -> None:
     while True:
         await asyncio.sleep(interval)
-        await copies.update()
+        await event_files.update()
 
 
-class _Copies:
-    """Local copies of event files that only grow, as TensorBoard reads them; a pulled file is replaced by a new one.
+class _EventFiles:
+    """Copies of event files for TensorBoard, which keeps files open: they only grow, while a pull replaces files.
 
     Attributes:
         may_grow: Whether a selected job is still running, or its server could not be asked.
@@ -104,17 +104,17 @@ class _Copies:
     def __init__(self, context: Context, selection: JobSelection, folder: Path) -> None:
         self.may_grow = True
         self._context = replace(context, report=self._report)
-        self._tell = context.report
+        self._report_event = context.report
         self._selection = replace(selection, running=True, stopped=True)
         self._folder = folder
         self._final: set[str] = set()
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._failing: set[str] = set()
         self._has_files = False
         self._is_first = True
 
     async def update(self) -> bool:
-        """Fetch the event files of jobs that may have new ones; return whether there are any by now.
+        """Fetch the event files of jobs that may have new ones; return whether there are any files now.
 
         Raises:
             UsageError: No job matches.
@@ -125,12 +125,12 @@ class _Copies:
         chosen = choose_jobs(known, self._selection)
         if not chosen:
             raise UsageError("No job matches", hint="remote-tool job-list --stopped")
-        wanted = [job for job in chosen if job.id not in self._final and job.server not in errors]
-        answer = await pull_artifacts(context, wanted, [EVENTS])
+        unfinished = [job for job in chosen if job.id not in self._final and job.server not in errors]
+        answer = await pull_artifacts(context, unfinished, [EVENTS])
         failures = {**errors, **answer.errors}
         for pulled in answer.jobs:
             self._copy(pulled)
-        self._final |= {job.id for job in wanted if not job.may_run and job.server not in failures}
+        self._final |= {job.id for job in unfinished if not job.may_run and job.server not in failures}
         self.may_grow = any(job.may_run for job in chosen) or any(job.server in failures for job in chosen)
         self._report_failures(failures, chosen)
         self._is_first = False
@@ -139,31 +139,31 @@ class _Copies:
     def _copy(self, pulled: PulledJob) -> None:
         name = _UNUSUAL.sub("_", "-".join(filter(None, (str(pulled.job.key), pulled.job.name))))
         for file in pulled.files:
-            # They have all the job's files that are here and match, also after a pull that failed.
+            # These are all matching files that are here, also after a pull that failed.
             self._has_files = True
             _append(file.path, self._folder / name / file.name)
 
     def _report(self, event: Event) -> None:
-        """Pass on everything about the first fetch, then notices that are new."""
+        """Report all events of the first fetch, then only new notices."""
         if isinstance(event, Notice):
-            is_new = event.text not in self._said
-            self._said.add(event.text)
+            is_new = event.text not in self._reported
+            self._reported.add(event.text)
         else:
             is_new = self._is_first
         if is_new:
-            self._tell(event)
+            self._report_event(event)
 
     def _report_failures(self, failures: Mapping[str, RemoteToolError], chosen: Sequence[Job]) -> None:
-        concerned = {job.server for job in chosen if job.id not in self._final} & failures.keys()
-        for server in sorted(concerned - self._failing):
-            self._tell(Notice(server, f"{failures[server]}; its event files are fetched when it answers"))
+        failing = {job.server for job in chosen if job.id not in self._final} & failures.keys()
+        for server in sorted(failing - self._failing):
+            self._report_event(Notice(server, f"{failures[server]}; its event files are fetched when it answers"))
         for server in sorted(self._failing - failures.keys()):
-            self._tell(Notice(server, "is answering again"))
-        self._failing = concerned
+            self._report_event(Notice(server, "is answering again"))
+        self._failing = failing
 
 
 def _append(source: Path, copy: Path) -> None:
-    """Add what a file has more than its copy; one that has become shorter is copied again."""
+    """Append the new part of a file to its copy; copy a file again that has become shorter."""
     copy.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as read, copy.open("ab") as written:
         size = written.tell()
@@ -175,7 +175,7 @@ def _append(source: Path, copy: Path) -> None:
 
 
 def _find_program() -> list[str]:
-    """Return the command of TensorBoard: of this Python, or on PATH.
+    """Return the command of TensorBoard: that of this Python, or the one on PATH.
 
     Raises:
         UsageError: There is none.
@@ -187,14 +187,14 @@ def _find_program() -> list[str]:
     raise UsageError("TensorBoard is not installed on this machine", hint="pipx install tensorboard")
 
 
-def _at(port: int | None) -> list[str]:
-    # Without --port, it takes 6006 or one of the next.
+def _address_options(port: int | None) -> list[str]:
+    # Without --port, TensorBoard takes 6006 or one of the next.
     return ["--host", "localhost", *(["--port", str(port)] if port is not None else [])]
 
 
 @asynccontextmanager
-async def _running(command: Sequence[str], folder: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program, and end it with its children, even if we are killed; then nobody needs the folder."""
+async def _run_guarded(command: Sequence[str], folder: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program; end it and its children, and remove the folder, even if this process is killed."""
     guard = await asyncio.create_subprocess_exec(
         *guarded(command, folder),
         stdin=asyncio.subprocess.PIPE,
@@ -211,15 +211,15 @@ async def _running(command: Sequence[str], folder: str) -> AsyncIterator[asyncio
         guard.stdin.close()
         with suppress(TimeoutError):
             await asyncio.wait_for(guard.wait(), END_SECONDS)
-        # The number of a process that has ended may be another one's.
+        # Another process may have the id of one that has ended.
         if guard.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(guard.pid, signal.SIGKILL)
             await guard.wait()
 
 
-class _Lines:
-    """Lines that TensorBoard prints: its address, or why it ends."""
+class _TensorboardOutput:
+    """The output of TensorBoard: its address, or the reason why it ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -228,7 +228,7 @@ class _Lines:
         self._last: deque[str] = deque(maxlen=3)
 
     async def read(self) -> None:
-        """Read until the end, so that the program never waits for us."""
+        """Read until the end, so that TensorBoard never waits for us."""
         rest = b""
         while data := await self._output.read(LONGEST_LINE):
             *lines, rest = (rest + data).split(b"\n")
@@ -237,21 +237,21 @@ class _Lines:
                 self._take(line.decode(errors="replace").strip())
         self._take(rest.decode(errors="replace").strip())
         if not self._address.done():
-            self._address.set_exception(self.end_of(None))
+            self._address.set_exception(self.error(None))
 
     async def address(self) -> str:
         """Return the address as soon as it is printed.
 
         Raises:
-            JobError: It has ended, or takes too long.
+            JobError: TensorBoard has ended, or takes too long.
         """
         try:
             return await asyncio.wait_for(self._address, START_SECONDS)
         except TimeoutError:
             raise JobError(f"TensorBoard did not start within {START_SECONDS:.0f} s") from None
 
-    def end_of(self, status: int | None) -> JobError:
-        """Return the error of a TensorBoard that has ended."""
+    def error(self, status: int | None) -> JobError:
+        """Return the error for a TensorBoard that has ended."""
         why = f": {' '.join(self._last)}" if self._last else ""
         how = "" if status is None else f" with status {status}"
         return JobError(f"TensorBoard has ended{how}{why}", hint="Choose another port with --port")

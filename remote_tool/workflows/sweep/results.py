@@ -14,7 +14,7 @@ from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.metrics import best_value, metric_pattern
 from remote_tool.launchers.sweep import MISSING, TAG, sweep_name
 from remote_tool.workflows.jobs.listing import list_jobs
-from remote_tool.workflows.jobs.log_streams import bring_logs_home
+from remote_tool.workflows.jobs.log_streams import fetch_logs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
 from remote_tool.workflows.sweep.sweep import jobs_of
 from remote_tool.workflows.sweep_records import SweepRecord, find_sweep
@@ -170,7 +170,7 @@ async def _ask(context: Context, record: SweepRecord, *, logs: bool) -> JobsAnsw
 async def _with_output(context: Context, answer: JobsAnswer) -> JobsAnswer:
     """Fetch the output of jobs that have begun, from the servers that answer."""
     begun = [job for job in answer.jobs if job.started_at is not None and job.server not in answer.errors]
-    errors = await bring_logs_home(context, begun)
+    errors = await fetch_logs(context, begun)
     now = context.registry.find([job.id for job in begun])
     return replace(answer, jobs=tuple(now.get(job.id, job) for job in answer.jobs), errors={**answer.errors, **errors})
 

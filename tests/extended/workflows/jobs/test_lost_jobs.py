@@ -24,7 +24,7 @@ from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.jobs import follow
 from remote_tool.workflows.jobs.follow import FollowOptions, follow_server
-from remote_tool.workflows.jobs.log_streams import Listener
+from remote_tool.workflows.jobs.log_streams import LogListener
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workspace import Hooks
@@ -438,4 +438,4 @@ async def follow_on(desk: Workspace, job: RunningJob, *, logs: bool) -> None:
     """Follow a job of which nobody asks first how it is."""
     async with HostPool(desk.config) as pool:
         context = Context(desk.config, pool, desk._registry, ignore)
-        await follow_server(context, [job.job], Listener(), logs=logs, give_up_after=0.0)
+        await follow_server(context, [job.job], LogListener(), logs=logs, give_up_after=0.0)

@@ -8,7 +8,7 @@ from remote_tool.cli.output import streams
 from remote_tool.cli.tables import job_diff
 from remote_tool.cli.tables.job_diff import print_differences
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.workflows.jobs.compare import Difference, JobDiff, compare_jobs
+from remote_tool.workflows.jobs.compare import FieldDifference, JobDiff, compare_jobs
 
 if TYPE_CHECKING:
     import pytest
@@ -31,10 +31,10 @@ def test_only_what_differs_is_listed_and_ids_and_times_never() -> None:
 
 def test_a_pipe_gets_a_row_per_field(capfd: pytest.CaptureFixture[str]) -> None:
     rows = (
-        Difference("command", ("a\x1b[31m", "b\r")),
-        Difference("git.dirty", (False, True)),
-        Difference("variables", (["A", "B"], None)),
-        Difference("duration", (95, 7300)),
+        FieldDifference("command", ("a\x1b[31m", "b\r")),
+        FieldDifference("git.dirty", (False, True)),
+        FieldDifference("variables", (["A", "B"], None)),
+        FieldDifference("duration", (95, 7300)),
     )
     print_differences(JobDiff((FIRST, OTHER), differences=rows))
     assert [line.split() for line in capfd.readouterr().out.splitlines()] == [
@@ -52,6 +52,6 @@ def test_a_narrow_terminal_gets_the_values_below_each_other(
     monkeypatch.setattr(streams, "is_terminal", lambda _: True)
     monkeypatch.setenv("COLUMNS", "40")
     long = "train.py " + "x" * 30
-    print_differences(JobDiff((FIRST, OTHER), differences=(Difference("command", (long, None)),)))
+    print_differences(JobDiff((FIRST, OTHER), differences=(FieldDifference("command", (long, None)),)))
     assert capfd.readouterr().out == f"command\n  3   {long}\n  12  -\n"
     assert job_diff.__doc__
