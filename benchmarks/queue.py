@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.works.plan import wait_for
 from remote_tool.agent.leases.folders import BASE_VARIABLE
 from remote_tool.protocol.framing import FrameReader
-from remote_tool.workflows.agent_sources import ENTRY, source_archive
+from remote_tool.workflows.agent_program import ENTRY, source_archive
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:

@@ -14,17 +14,18 @@ from remote_tool.errors import ConnectError, ConnectionLostError, JobError, Remo
 from remote_tool.protocol.framing import Frame, FrameReader, FramingError
 from remote_tool.redaction import redact
 from remote_tool.transport.host import Stream
-from remote_tool.workflows.agent_scripts import (
+from remote_tool.workflows.agent_program import (
     ANYWHERE,
     NO_PROJECT,
     NO_PYTHON,
     NO_PYTHON_AT_ALL,
     NO_SPACE,
     NO_SUPERVISOR,
+    carried_files,
     control_script,
     install_script,
+    source_archive,
 )
-from remote_tool.workflows.agent_sources import carried_files, source_archive
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Channel, Host
     from remote_tool.transport.pool import HostPool
 
-# What this operation starts outlasts it, so the agent needs its folder.
+# The processes that this operation starts outlast it, so they need the agent in a folder.
 STARTING = {"start"}
 # Seconds of silence after which a connected server is given up.
 LONGEST_SILENCE = 60.0
 CHUNK = 256 * 1024
-# A listener ends at once when its client is done with it.
+# An operation ends at once when its client closes its stdin.
 END_SECONDS = 5.0
 # Characters special to a shell that JSON can escape; quotes and backslashes of strings are escaped first.
 _SHELL_SYNTAX = {ord(letter): f"\\u{ord(letter):04x}" for letter in " !#$%&'()*+;<=>?@^`|~\x7f"}
 # Pauses before retries after a lost connection, in seconds.
 PAUSES = (0.2, 0.4, 0.8)
 
-# Connections to servers that have no place for the agent: it is sent with each request.
-_carrying: WeakSet[Host] = WeakSet()
+# Connections to servers that cannot store the agent: it is sent with each request.
+_without_agent: WeakSet[Host] = WeakSet()
 
 
 class NotPreparedError(JobError):
-    """The server lacks the project folder or the prepared Python."""
+    """The server does not have the project folder, or the prepared Python."""
 
 
 class NoPythonError(JobError):
@@ -58,15 +59,15 @@ class NoPythonError(JobError):
 
 
 class SupervisorMissingError(JobError):
-    """The server lacks this version of the agent; it can be sent."""
+    """The server does not have this version of the agent, which can be sent."""
 
 
 class ServerTroubleError(JobError):
-    """A system error on the server, such as an unresponsive disk; it may be temporary."""
+    """A system error on the server, for example of a disk; it may be temporary."""
 
 
 class NotBegunError(JobError):
-    """The server refused, and nothing requested has begun."""
+    """The server refused the request, and nothing of it has begun."""
 
 
 class NoSpaceError(NotBegunError):
@@ -74,14 +75,14 @@ class NoSpaceError(NotBegunError):
 
 
 class NoAnswerError(JobError):
-    """No answer arrived in time; whether the request was carried out is unknown."""
+    """No answer has arrived in time; whether the request was carried out is unknown."""
 
 
 class Conversation:
     """An open request to the agent.
 
     Attributes:
-        nonce: Marks its frames.
+        nonce: The mark of its frames.
     """
 
     def __init__(self, host: Host, channel: Channel, nonce: str) -> None:
@@ -91,12 +92,12 @@ class Conversation:
         self._reader = FrameReader(nonce)
 
     async def send(self, data: bytes) -> None:
-        """Send more than the request, after the first frame of the answer; waits while the channel is full."""
-        with _no_answer():
+        """Send more data, once the first frame of the answer has arrived; wait while the channel is full."""
+        with _as_no_answer():
             await self._channel.write(data)
 
-    async def see_its_end(self) -> None:
-        """Wait briefly until an operation that sends nothing more has ended on the server."""
+    async def wait_for_end(self) -> None:
+        """Wait for a short time until an operation that sends no more frames has ended on the server."""
         with suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 await self._channel.write_eof()
@@ -127,11 +128,11 @@ class Conversation:
                 if frame.header.get("done"):
                     return
                 yield frame
-        await self._explain_silence()
+        await self._raise_if_failed()
 
     async def _read(self, silence: float | None) -> bytes:
         try:
-            with _no_answer():
+            with _as_no_answer():
                 async with asyncio.timeout(silence):
                     return await self._channel.read(size=CHUNK)
         except TimeoutError:
@@ -139,10 +140,10 @@ class Conversation:
 
     def _raise_error(self, header: Mapping[str, Any]) -> None:
         if "error" in header and "job" not in header:
-            raise _kind_of(header)(str(header["error"]), hint=str(header.get("hint", "")), server=self._host.name)
+            raise _error_type(header)(str(header["error"]), hint=str(header.get("hint", "")), server=self._host.name)
 
-    async def _explain_silence(self) -> None:
-        with _no_answer():
+    async def _raise_if_failed(self) -> None:
+        with _as_no_answer():
             stderr = await self._channel.read(Stream.ERR)
             ended = await self._channel.wait()
         raise_for_status(self._host.name, ended.status)
@@ -153,15 +154,15 @@ class Conversation:
             raise NoAnswerError(message, server=self._host.name)
 
 
-def _kind_of(header: Mapping[str, Any]) -> type[JobError]:
+def _error_type(header: Mapping[str, Any]) -> type[JobError]:
     if header.get("begun") is False:
         return NotBegunError
     return ServerTroubleError if header.get("errno", errno.EMFILE) != errno.EMFILE else JobError
 
 
 @contextmanager
-def _no_answer() -> Iterator[None]:
-    """Report a channel that was given up as no answer: the result of the request is unknown."""
+def _as_no_answer() -> Iterator[None]:
+    """Raise NoAnswerError for a channel that was given up, as the result of the request is unknown."""
     try:
         yield
     except RemoteCommandError as error:
@@ -185,10 +186,10 @@ def raise_for_status(server: str, status: int | None) -> None:
 async def open_agent(
     host: Host, config: Config, operation: str, request: Mapping[str, Any], nonce: str, *, label: str
 ) -> AsyncIterator[Channel]:
-    """Start the agent's control program with a request; leaving the context closes its stdin."""
-    is_carried = host in _carrying
+    """Start the control program of the agent with a request; leaving the context closes its stdin."""
+    is_carried = host in _without_agent
     async with host.open(control_script(config, operation, is_carried=is_carried), label=label) as channel:
-        with _no_answer():
+        with _as_no_answer():
             if is_carried:
                 await channel.write(carried_files())
             await channel.write(request_line(config, operation, request, nonce))
@@ -199,9 +200,9 @@ async def open_agent(
 def request_line(config: Config, operation: str, request: Mapping[str, Any], nonce: str) -> bytes:
     """Return the request line of an operation.
 
-    It may reach any shell before the agent reads it: wherever it is cut, it is a single harmless word.
+    Another shell may read it instead of the agent, in any parts: each is a single harmless word.
     """
-    whole = {
+    fields = {
         "nonce": nonce,
         "op": operation,
         "project": config.remote.project,
@@ -209,7 +210,7 @@ def request_line(config: Config, operation: str, request: Mapping[str, Any], non
         "scripts_folder": config.remote.scripts,
         **request,
     }
-    text = json.dumps(whole, separators=(",", ":"))
+    text = json.dumps(fields, separators=(",", ":"))
     text = text.replace(r"\\", r"\u005c").replace(r"\"", r"\u0022")
     return text.translate(_SHELL_SYNTAX).encode() + b"\n"
 
@@ -222,23 +223,23 @@ async def converse(
     request: Mapping[str, Any],
     *,
     silence: float | None = None,
-    see_its_end: bool = False,
+    wait_for_end: bool = False,
 ) -> AsyncIterator[AsyncIterator[Frame]]:
     """Request an operation that answers in several frames; leaving the context ends it on the server.
 
-    ``see_its_end`` is for an operation that sends nothing more: it has ended on the server when the context is left.
+    ``wait_for_end`` is for an operation that sends no more frames: it has ended on the server when the context is left.
     """
     async with open_conversation(host, config, operation, request) as conversation:
         yield conversation.frames(silence=silence)
-        if see_its_end:
-            await conversation.see_its_end()
+        if wait_for_end:
+            await conversation.wait_for_end()
 
 
 @asynccontextmanager
 async def open_conversation(
     host: Host, config: Config, operation: str, request: Mapping[str, Any]
 ) -> AsyncIterator[Conversation]:
-    """Request an operation that both sides send frames for; leaving the context ends it on the server."""
+    """Request an operation for which both sides send frames; leaving the context ends it on the server."""
     nonce = secrets.token_hex(16)
     async with open_agent(host, config, operation, request, nonce, label=f"supervisor: {operation}") as channel:
         yield Conversation(host, channel, nonce)
@@ -247,14 +248,14 @@ async def open_conversation(
 async def call(
     host: Host, config: Config, operation: str, request: Mapping[str, Any], *, within: float | None = None
 ) -> dict[str, Any]:
-    """Request an operation with a single answer; send the agent if missing.
+    """Request an operation with a single answer; send the agent if it is missing.
 
     Args:
         host: The server.
         config: The configuration.
         operation: Its name.
         request: Its fields.
-        within: Timeout in seconds; None: the timeout of a silent server.
+        within: The timeout in seconds; None: that of a silent server.
 
     Raises:
         JobError: The server cannot do it.
@@ -283,16 +284,16 @@ async def call_until_answered(
     *,
     within: float | None = None,
 ) -> dict[str, Any]:
-    """Request an operation, and retry over a new connection if the connection is lost before the answer.
+    """Request an operation; if the connection is lost before the answer, request it again over a new one.
 
-    For idempotent operations: starting a job by id, stopping it, its status. Retries have ``again`` in the request: an
-    earlier try may still be in progress on the server.
+    Only for operations that may be repeated: to start a job by id, to stop it, its status. A repeated request has
+    ``again`` in it, as an earlier one may still be in progress on the server.
 
     Raises:
         JobError: The server cannot do it, or does not answer in time.
         ConnectionLostError: It may have been done, even if the server could not be reached again.
-        ConnectError: The server cannot be reached, and got no request.
-        NotPreparedError: It is not prepared, and got no request.
+        ConnectError: The server cannot be reached, and has got no request.
+        NotPreparedError: The server is not prepared, and has got no request.
     """
     lost: ConnectionLostError | None = None
     for pause in (*PAUSES, 0.0):
@@ -305,22 +306,22 @@ async def call_until_answered(
         except (ConnectError, NotPreparedError) as error:
             if lost is None:
                 raise
-            raise _unanswered(server, operation, error) from None
+            raise _lost_answer(server, operation, error) from None
     assert lost is not None
-    raise _unanswered(server, operation, lost)
+    raise _lost_answer(server, operation, lost)
 
 
-def _unanswered(server: str, operation: str, error: RemoteToolError) -> ConnectionLostError:
+def _lost_answer(server: str, operation: str, error: RemoteToolError) -> ConnectionLostError:
     why = str(error).removeprefix(f"{server}: ")
     message = f"The answer of {server} to {operation!r} was lost, so it may have been done: {why}"
     return ConnectionLostError(message, hint="remote-tool job-list", server=server)
 
 
 async def provide_supervisor(host: Host, config: Config, operation: str = "") -> None:
-    """Send this version of the agent; without a place for it, it will run from memory, if the operation can.
+    """Send this version of the agent; if it cannot be stored, let operations run from memory that can.
 
     Raises:
-        NoSpaceError: The operation starts what outlasts it.
+        NoSpaceError: The operation starts processes that outlast it.
         NotPreparedError: The operation needs the project's folder.
     """
     try:
@@ -328,15 +329,15 @@ async def provide_supervisor(host: Host, config: Config, operation: str = "") ->
     except NoSpaceError:
         if operation in STARTING:
             raise
-        _carrying.add(host)
+        _without_agent.add(host)
     except NotPreparedError:
         if operation not in ANYWHERE:
             raise
-        _carrying.add(host)
+        _without_agent.add(host)
 
 
 async def install_supervisor(host: Host, config: Config, operation: str = "") -> None:
-    """Send this version of the agent atomically; older versions are kept for their running jobs."""
+    """Send this version of the agent and store it as a whole; older versions are kept for their running jobs."""
     contents = json.dumps({name: data.decode() for name, data in source_archive()[1]}).encode()
     try:
         await host.run(install_script(config, operation), stdin=contents, label="send the supervisor")

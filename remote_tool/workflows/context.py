@@ -17,13 +17,21 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Report
 
 
-# After this many seconds the user is shown what is being waited for.
-TOLD_AFTER = 2.0
+# Seconds until a wait for another program is reported.
+REPORTED_AFTER = 2.0
 
 
 @dataclass(frozen=True)
 class Context:
-    """The configuration, connections, records and event reporter of a command, and the disks already warned about."""
+    """The context of a command.
+
+    Attributes:
+        config: The configuration.
+        pool: The connections to servers.
+        registry: The local records of jobs.
+        report: Receives events.
+        low: The servers with a low disk that have been reported.
+    """
 
     config: Config
     pool: HostPool
@@ -35,15 +43,15 @@ class Context:
         """Wait until no other program writes the records, without blocking work on other servers.
 
         Raises:
-            JobError: One takes too long; the message names it.
+            JobError: Another program takes too long; the message names it.
         """
-        began, is_told = time.monotonic(), False
+        began, is_reported = time.monotonic(), False
         while (problem := self.registry.busy()) is not None:
             waited = time.monotonic() - began
             if waited > LOCK_TIMEOUT:
                 raise problem
-            if waited > TOLD_AFTER and not is_told:
-                is_told = True
+            if waited > REPORTED_AFTER and not is_reported:
+                is_reported = True
                 self.report(
                     Notice("", f"waiting for another remote-tool that is writing the records here; {problem.hint}")
                 )

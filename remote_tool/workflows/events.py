@@ -1,4 +1,4 @@
-"""Progress events of workflows; the console shows them."""
+"""The events that workflows report; the console shows them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remote_tool.redaction import redact
 
 
 class Outcome(StrEnum):
-    """How a step ended."""
+    """The outcome of a step."""
 
     DONE = "done"
     UNCHANGED = "unchanged"
@@ -19,7 +19,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class StepStarted:
-    """A step began on a server."""
+    """A step has begun on a server."""
 
     server: str
     step: str
@@ -27,7 +27,7 @@ class StepStarted:
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Progress of a step; text is a short line, such as the file being sent, or empty while it only runs."""
+    """A step makes progress; the text is a short line, such as the file being sent, or empty if it only runs."""
 
     server: str
     step: str
@@ -36,7 +36,7 @@ class StepProgress:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Output of a step, for ``--show-output``; bytes as they came."""
+    """A step has printed bytes, which ``--show-output`` shows."""
 
     server: str
     step: str
@@ -45,10 +45,15 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class StepEnded:
-    """A step ended; detail is what changed, or the error's first line.
+    """A step has ended.
 
     Attributes:
-        is_internal: It is shown only if it failed.
+        server: The server.
+        step: The name of the step.
+        outcome: The outcome.
+        detail: A short description of the change, or the first line of the error.
+        seconds: The duration.
+        is_internal: Whether it is shown only if it failed.
     """
 
     server: str
@@ -65,12 +70,12 @@ class StepEnded:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something the user should know that is not a failure: a new host key, a skipped link.
+    """A message for the user that is not a failure: about a new host key, or a skipped link.
 
     Attributes:
-        server: Whom it is about; may be empty.
-        text: What.
-        is_over: Whether it says that what an earlier one reported is over.
+        server: The server that it is about, or empty.
+        text: The message.
+        is_over: Whether it reports the end of the state that an earlier notice reported.
     """
 
     server: str

@@ -1,4 +1,7 @@
-"""Find the commit of the project that is sent: git runs locally while the servers are being asked."""
+"""Ask the local git about the project: its commit, changed files, and the uncommitted changes as a patch.
+
+With the commit and the patch, the code of a job can be made again.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from remote_tool.protocol.limits import LONGEST_BRANCH
-from remote_tool.system.programs import run_program
+from remote_tool.redaction import redact
+from remote_tool.system.programs import Question, ask_program
+from remote_tool.transport.sync.secrets import holds_private_key, secret_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from remote_tool.jobs.job import JobSpec
@@ -22,6 +27,18 @@ T = TypeVar("T")
 SECONDS = 0.5
 # A sync rarely takes this long.
 LONGEST_ANSWER = 600.0
+# Seconds for each request of a patch; without an answer, it is left out.
+PATCH_SECONDS = 5.0
+LARGEST_PATCH = 1024 * 1024
+LARGEST_LIST = 4 * 1024 * 1024
+MOST_NAMES = 1000
+# Independent of the settings of the repository and the user.
+DIFF_OPTIONS = ("--relative", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
+# Begins the part of each file in a patch.
+FILE_START = re.compile(rb"^(?=diff --git )", re.MULTILINE)
+_CHANGES = ("diff", "HEAD", *DIFF_OPTIONS, "--src-prefix=a/", "--dst-prefix=b/")
+# git quotes other names.
+_PLAIN_NAME = re.compile(rb"[A-Za-z0-9._/@+=-][A-Za-z0-9._/@+= -]*")
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _BRANCHES = "refs/heads/"
 # Run no program configured in the repository, write nothing into it, fetch nothing and prompt for nothing.
@@ -36,8 +53,8 @@ class GitState:
     """The git state of a project.
 
     Attributes:
-        commit: In hexadecimal digits.
-        branch: Empty when none is checked out.
+        commit: The hash of the commit, in hexadecimal digits.
+        branch: The branch; empty if none is checked out.
         dirty: Whether there are uncommitted changes or new files; None if unknown.
         changes: The uncommitted changes of sent files, if they are to be recorded.
     """
@@ -49,7 +66,7 @@ class GitState:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Return a job's variables, as far as known."""
+        """The variables for jobs, as far as known."""
         found = {"REMOTE_TOOL_GIT_COMMIT": self.commit}
         if self.branch:
             found["REMOTE_TOOL_GIT_BRANCH"] = self.branch
@@ -59,7 +76,7 @@ class GitState:
 
 
 def with_git(spec: JobSpec, git: GitState | None) -> JobSpec:
-    """Return a job with the commit in its variables; a variable that the user sets wins."""
+    """Return a job with the git state in its variables; those that the user sets stay."""
     if git is None:
         return spec
     environment = {**git.variables, **spec.environment}
@@ -69,20 +86,20 @@ def with_git(spec: JobSpec, git: GitState | None) -> JobSpec:
 
 
 async def while_asking_git(
-    root: Path, work: Awaitable[T], beside: Sequence[str] = (), seconds: float | None = None
+    root: Path, work: Awaitable[T], unsent: Sequence[str] = (), seconds: float | None = None
 ) -> tuple[T, GitState | None]:
-    """Run some work while asking git; return its result with the project's git state; None without git or a commit.
+    """Ask git while other work is done; return the result of the work, and the git state if there is a commit.
 
     Args:
         root: The project's folder.
         work: The other work.
-        beside: Folders that are never sent, and do not make the project dirty.
-        seconds: To wait for git after the work; None: as a start does.
+        unsent: Folders that are never sent, and do not make the project dirty.
+        seconds: The time to wait for git after the work; None: that of a start.
     """
     if not _is_in_repository(root):
         return await work, None
     head = asyncio.create_task(_read_head(root))
-    changes = asyncio.create_task(_has_changes(root, beside))
+    changes = asyncio.create_task(_has_changes(root, unsent))
     try:
         result = await work
         await asyncio.wait([head, changes], timeout=SECONDS if seconds is None else seconds)
@@ -94,15 +111,15 @@ async def while_asking_git(
         await asyncio.gather(head, changes, return_exceptions=True)
 
 
-async def changed_since(root: Path, commit: str, beside: Sequence[str], seconds: float) -> tuple[str, ...] | None:
-    """Return the tracked files that differ between a commit and now; None if git does not say, or has no such commit.
+async def changed_since(root: Path, commit: str, unsent: Sequence[str], seconds: float) -> tuple[str, ...] | None:
+    """Return the tracked files that have changed since a commit; None if git fails, or does not have the commit.
 
-    Very many names are cut off.
+    A very long list is cut off.
     """
     if not _COMMIT.fullmatch(commit) or not _is_in_repository(root):
         return None
-    what = ("--name-only", "-z", "--no-renames", "--no-ext-diff", "--relative", commit, "--", ".")
-    answer = await ask_git(root, "diff", *what, *excluding(beside), seconds=seconds)
+    words = ("--name-only", "-z", "--no-renames", "--no-ext-diff", "--relative", commit, "--", ".")
+    answer = await ask_git(root, "diff", *words, *excluding(unsent), seconds=seconds)
     return None if answer is None else tuple(answer.decode(errors="replace").split("\0")[:-1])
 
 
@@ -122,15 +139,15 @@ async def _read_head(root: Path) -> GitState | None:
     return GitState(commit, name.removeprefix(_BRANCHES)[:LONGEST_BRANCH] if name.startswith(_BRANCHES) else "")
 
 
-async def _has_changes(root: Path, beside: Sequence[str]) -> bool | None:
-    """Return whether git reports a changed file; the first byte is enough."""
-    what = ("--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--", ".")
-    answer = await ask_git(root, "status", *what, *excluding(beside), most=1)
+async def _has_changes(root: Path, unsent: Sequence[str]) -> bool | None:
+    """Return whether git reports a changed file; one byte of its answer is enough."""
+    words = ("--porcelain", "-z", "--no-renames", "--untracked-files=normal", "--", ".")
+    answer = await ask_git(root, "status", *words, *excluding(unsent), most=1)
     return None if answer is None else bool(answer)
 
 
 def excluding(folders: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that keep ``.remote`` and folders out of git's answer."""
+    """Return the words of a git command that exclude ``.remote`` and folders."""
     return tuple(f":(exclude,literal){folder}" for folder in (".remote", *folders))
 
 
@@ -139,13 +156,91 @@ async def ask_git(
     *words: str,
     most: int = 16 * 1024,
     seconds: float = LONGEST_ANSWER,
-    more: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> bytes | None:
-    """Return the first bytes of git's output, with more variables; None if it is missing or fails."""
+    """Return the first bytes of git's output; None if git is missing or fails.
+
+    Args:
+        root: The project's folder.
+        words: The arguments of git.
+        most: The number of bytes.
+        seconds: The timeout.
+        variables: Environment variables to add.
+    """
     own = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    env = {**own, **_QUIET, **(more or {})}
+    env = {**own, **_QUIET, **(variables or {})}
     try:
         answer = await run_program("git", "-C", str(root), *_OPTIONS, *words, seconds=seconds, env=env, max_output=most)
-    except OSError:  # a timeout is one
+    except OSError:  # Also after the timeout.
         return None
     return answer.output if answer.status == 0 else None
+
+
+async def read_changes(root: Path, sent_among: Callable[[Collection[bytes]], set[bytes]]) -> bytes:
+    """Return the patch from the commit to the sent files: changed, new and removed ones; empty if unknown.
+
+    It leaves out files that are never sent, and those with a private key; it only names removed files. Values of
+    secret variables are hidden.
+
+    Args:
+        root: The project's folder.
+        sent_among: Returns the names that were sent, of those that it is given.
+    """
+    changed = await _list_names(root, *_CHANGES, "--name-only", "--diff-filter=d", "-z")
+    removed = await _list_names(root, *_CHANGES, "--name-only", "--diff-filter=D", "-z")
+    new = await _list_names(root, "ls-files", "--others", "--exclude-standard", "-z")
+    sent = sent_among([*changed, *new])
+    in_patch = [name for name in changed if name in sent]
+    in_patch += [name for name in removed if secret_in(name) is None]
+    parts = [part async for part in _file_patches(root, in_patch[:MOST_NAMES])]
+    parts += [_new_file_patch(root, name) for name in new if name in sent][:MOST_NAMES]
+    patch = b"".join(part for part in parts if not _holds_key(part))
+    return _cut_off(redact(patch.decode(errors="surrogateescape")).encode(errors="surrogateescape"))
+
+
+async def _list_names(root: Path, *words: str) -> list[bytes]:
+    answer = await ask_git(root, *words, most=LARGEST_LIST, seconds=PATCH_SECONDS)
+    return [name for name in (answer or b"").split(b"\0")[:-1] if name]
+
+
+async def _file_patches(root: Path, names: Sequence[bytes]) -> AsyncIterator[bytes]:
+    """Yield the patch of each file; that of a removed file does not have its content."""
+    if names:
+        literal = [f":(literal){name.decode(errors='surrogateescape')}" for name in names]
+        answer = await ask_git(
+            root, *_CHANGES, "--irreversible-delete", "--", *literal, most=2 * LARGEST_PATCH, seconds=PATCH_SECONDS
+        )
+        for part in FILE_START.split(answer or b""):
+            yield part
+
+
+def _new_file_patch(root: Path, name: bytes) -> bytes:
+    """Return the patch that creates a file; only its name if it is binary or large, or cannot be read."""
+    path = root / name.decode(errors="surrogateescape")
+    begin = b"diff --git a/%b b/%b\nnew file mode %o\n" % (name, name, 0o100644)
+    try:
+        is_plain = path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_PATCH
+        data = path.read_bytes() if is_plain and _PLAIN_NAME.fullmatch(name) else b"\0"
+    except OSError:
+        return b""
+    if b"\0" in data:
+        return begin + b"Binary files /dev/null and b/%b differ\n" % name
+    lines = re.findall(rb"[^\n]*\n|[^\n]+", data)
+    if not lines:
+        return begin
+    end = b"" if data.endswith(b"\n") else b"\n\\ No newline at end of file\n"
+    head = b"--- /dev/null\n+++ b/%b\n@@ -0,0 +1,%d @@\n" % (name, len(lines))
+    return begin + head + b"".join(b"+" + line for line in lines) + end
+
+
+def _holds_key(part: bytes) -> bool:
+    return holds_private_key(re.sub(rb"^[ +-]", b"", part, flags=re.MULTILINE))
+
+
+def _cut_off(patch: bytes) -> bytes:
+    if len(patch) <= LARGEST_PATCH:
+        return patch
+    return (
+        patch[: patch.rindex(b"\n", 0, LARGEST_PATCH) + 1]
+        + b"# remote-tool: the patch is longer; the rest was left out\n"
+    )

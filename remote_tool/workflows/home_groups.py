@@ -22,17 +22,17 @@ _LONGEST_MEMORY = 1024 * 1024
 
 @dataclass(frozen=True)
 class Groups:
-    """Servers grouped by shared project folder.
+    """The groups of servers that share a project folder.
 
     Attributes:
-        members: The group of each server in one.
+        members: The group of each server that is in one.
     """
 
     members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def recall(cls, config: Config) -> Groups:
-        """Return the configured groups, or those found last time; an unreadable record means none."""
+        """Return the configured groups, or those that were found last; an unreadable record means none."""
         if config.shared is not None:
             return cls.of_lists([config.usual_servers] if config.shared else [])
         try:
@@ -44,19 +44,19 @@ class Groups:
 
     @classmethod
     def of_lists(cls, groups: Iterable[tuple[str, ...]]) -> Groups:
-        """Return the groups; a single server is not a group."""
+        """Create groups from lists of servers; a single server is not a group."""
         return cls({server: group for group in groups if len(group) > 1 for server in group})
 
     def of(self, server: str) -> tuple[str, ...]:
-        """Return a server's group, including itself."""
+        """Return the group of a server, with the server itself."""
         return self.members.get(server, (server,))
 
     def turns(self) -> Turns:
-        """Return the locks that serialize work within each group."""
+        """Return a lock for each group, which lets its servers work one after the other."""
         return Turns(self)
 
     def with_found(self, found: Sequence[tuple[str, ...]]) -> Groups:
-        """Return the groups after testing some servers; others keep their known groups."""
+        """Return the groups after some servers were tested; the others keep their known groups."""
         tested, groups = {name for group in found for name in group}, [list(group) for group in found]
         for known in dict.fromkeys(self.members.values()):
             rest = [name for name in known if name not in tested]
@@ -68,7 +68,7 @@ class Groups:
         return Groups.of_lists(map(tuple, groups))
 
     def remember(self, config: Config) -> None:
-        """Write detected groups, if changed."""
+        """Record the groups that were found, if they have changed."""
         if config.shared is not None or self == Groups.recall(config):
             return
         groups = [list(group) for group in dict.fromkeys(self.members.values())]
@@ -77,7 +77,7 @@ class Groups:
 
 
 class Turns:
-    """A lock for each group; a server in no group waits for none."""
+    """A lock for each group; a server that is in no group has a lock of its own."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups

@@ -1,4 +1,4 @@
-"""The jobs that a command selects, and its answer about them."""
+"""Select jobs and servers for a command, and its answer about jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job, JobState
 
 
-# The length of the date that an id begins with.
+# Each id begins with a date of this length.
 _DATE = len("20261231")
 SORT_FIELDS: dict[str, Callable[[Job], Any]] = {
     "key": lambda job: job.key,
@@ -34,12 +34,12 @@ class JobSelection:
     Attributes:
         jobs: Keys, ids, or unique prefixes of ids, in any state.
         tags: A job must have all of them.
-        servers: A job must be on one of them; empty means all.
-        running: Select running jobs, and lost ones with processes left.
-        stopped: Select jobs that ended.
+        servers: A job must be on one of them; empty: all.
+        running: Select running jobs, and lost ones of which processes are left.
+        stopped: Select jobs that have ended.
         hidden: Select hidden jobs too.
-        states: A job must be in one of them; instead of ``running`` and ``stopped``. Empty means any.
-        last: Only the newest N, running or not; None: all.
+        states: A job must be in one of them, instead of ``running`` and ``stopped``; empty: any.
+        last: Select only the newest N jobs, running or not; None: all.
     """
 
     jobs: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class JobSelection:
     last: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse one text instead of several names."""
+        """Refuse a text in the place of several names."""
         names_of(self.servers)
 
     @property
@@ -61,7 +61,7 @@ class JobSelection:
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether the selection can include jobs that ended."""
+        """Whether the selection can include jobs that have ended."""
         if self.states:
             return any(state.is_finished for state in self.states)
         return self.stopped or self.last is not None or bool(self.jobs)
@@ -75,8 +75,8 @@ class JobsAnswer:
         jobs: The jobs, as they are now.
         errors: The error of each server that could not answer.
         bad: A message for each unreadable record.
-        warnings: Server and message, such as a sync that changed files under a running job.
-        answered: The servers that were asked, with or without jobs; those in ``errors`` failed.
+        warnings: Servers and messages, such as that a sync changed files under a running job.
+        answered: The servers that were asked, with or without jobs; those in ``errors`` have failed.
     """
 
     jobs: tuple[Job, ...]
@@ -87,19 +87,19 @@ class JobsAnswer:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if every server answered, else the exit code of :class:`SomeServersFailedError`."""
+        """0 if every server answered, else the exit code of :class:`SomeServersFailedError`."""
         return self._failure.exit_code if self.errors else 0
 
     @property
     def program_exit_code(self) -> int:
-        """Return the first job's own exit code, else that of the servers."""
+        """The exit code of the first job that failed, else that of the servers."""
         for job in self.jobs:
             if job.state.is_finished and job.program_exit_code != 0:
                 return job.program_exit_code
         return self.exit_code
 
     def raise_if_any_failed(self) -> JobsAnswer:
-        """Raise the servers' errors, if there are any."""
+        """Raise the errors of servers, if there are any."""
         if not self.errors:
             return self
         failure = self._failure
@@ -115,7 +115,7 @@ class StillRunningError(JobError):
     """Jobs have not ended within the timeout.
 
     Attributes:
-        answer: All jobs waited for, as they are.
+        answer: All jobs that were waited for, as they are now.
     """
 
     def __init__(self, answer: JobsAnswer, seconds: float) -> None:
@@ -128,7 +128,7 @@ def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     """Return the selected servers: the named ones, once each, or all.
 
     Raises:
-        UsageError: There are none, or a name is not in the configuration.
+        UsageError: There are no servers, or a name is not in the configuration.
     """
     names = names_of(names)
     if not names and not config.usual_servers:
@@ -141,21 +141,23 @@ def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or config.usual_servers
 
 
-def choose_one_server(config: Config, names: Sequence[str], what: str, command: str) -> str:
-    """Return the only selected server, for something that needs one; the command is for the hint.
+def choose_one_server(config: Config, names: Sequence[str], subject: str, command: str) -> str:
+    """Return the only selected server; an error names the subject that needs one, and the command to type.
 
     Raises:
-        UsageError: There are none or several, or a name is not in the configuration.
+        UsageError: No server or several are selected, or a name is not in the configuration.
     """
     servers = choose_servers(config, names)
     if len(servers) != 1:
         hint = f"remote-tool {command} --server {servers[0]}"
-        raise UsageError(f"{what} needs one server, and {len(servers)} are selected: {', '.join(servers)}", hint=hint)
+        raise UsageError(
+            f"{subject} needs one server, and {len(servers)} are selected: {', '.join(servers)}", hint=hint
+        )
     return servers[0]
 
 
 def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
-    """Return the selected jobs, by key.
+    """Return the selected jobs in the given order, but named ones in the order of their names.
 
     Raises:
         UsageError: A key or id is unknown, or an ambiguous prefix.
@@ -164,7 +166,7 @@ def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
     if selection.jobs:
         named = {job.id: job for word in selection.jobs for job in [find_job(jobs, word)]}
         return [job for job in named.values() if _matches(job, selection)]
-    chosen = [job for job in jobs if _matches(job, selection) and _state_is_meant(job, selection)]
+    chosen = [job for job in jobs if _matches(job, selection) and _has_selected_state(job, selection)]
     if selection.last is not None:
         newest = {job.id for job in sorted(chosen, key=_by_age)[max(0, len(chosen) - selection.last) :]}
         chosen = [job for job in chosen if job.id in newest]
@@ -172,7 +174,7 @@ def choose_jobs(jobs: Iterable[Job], selection: JobSelection) -> list[Job]:
 
 
 def sort_jobs(jobs: Iterable[Job], order: str) -> list[Job]:
-    """Sort jobs by one of ``SORT_FIELDS``; in reverse with ``-`` before it.
+    """Sort jobs by one of ``SORT_FIELDS``, in reverse if it begins with ``-``.
 
     Raises:
         UsageError: There is no such field.
@@ -192,18 +194,18 @@ def find_job(jobs: Sequence[Job], word: str) -> Job:
         UsageError: None matches, or several do.
     """
     by_key = [job for job in jobs if str(job.key) == word]
-    # Every id begins with the year: a key that no job has any longer must not be another job's id.
+    # Each id begins with the year: a key that no job has any longer must not select a job by its id.
     is_key = not word or (word.isdecimal() and len(word) < _DATE)
     found = by_key or [job for job in jobs if not is_key and job.id.startswith(word)]
     if not found:
         raise UsageError(f"No job {word!r}", hint="remote-tool job-list --stopped")
     if len(found) > 1:
-        raise UsageError(f"{word!r} matches {len(found)} jobs: {listed(found)}")
+        raise UsageError(f"{word!r} matches {len(found)} jobs: {describe_jobs(found)}")
     return found[0]
 
 
 def choose_job_to_follow(jobs: Sequence[Job], selection: JobSelection) -> list[Job]:
-    """Return the jobs to follow: the selected ones, or the likeliest one.
+    """Return the jobs to follow: the selected ones, or the most likely one.
 
     Raises:
         UsageError: There is no job, or several are running and none is a master.
@@ -228,12 +230,12 @@ def _most_likely(jobs: Sequence[Job]) -> Job:
     if len(masters) == 1:
         return masters[0]
     if len(running) > 1:
-        raise UsageError(f"{len(running)} jobs are running: {listed(running)}", hint="remote-tool job-tail KEY")
+        raise UsageError(f"{len(running)} jobs are running: {describe_jobs(running)}", hint="remote-tool job-tail KEY")
     return running[0] if running else _newest([job for job in jobs if job.is_master] or jobs)
 
 
 def _newest(jobs: Sequence[Job]) -> Job:
-    # Not the highest key: another checkout's job gets its key when it is found, however old it is.
+    # Not by the key: a job of another checkout gets its key when it is found, even if it is old.
     return max(jobs, key=_by_age)
 
 
@@ -241,7 +243,7 @@ def _by_age(job: Job) -> tuple[float, int]:
     return job.created_at, job.key
 
 
-def listed(jobs: Sequence[Job]) -> str:
+def describe_jobs(jobs: Sequence[Job]) -> str:
     """Return the keys and servers of jobs, for a message."""
     return ", ".join(f"{job.key} ({job.server})" for job in jobs[:10]) + (" …" if len(jobs) > 10 else "")  # noqa: PLR2004
 
@@ -252,10 +254,10 @@ def _matches(job: Job, selection: JobSelection) -> bool:
     return on_server and shown and set(selection.tags) <= set(job.tags)
 
 
-def _state_is_meant(job: Job, selection: JobSelection) -> bool:
+def _has_selected_state(job: Job, selection: JobSelection) -> bool:
     if selection.states:
         return job.state in selection.states
     if selection.last is not None:
         return True
-    # A lost job with processes left is both.
+    # A lost job of which processes are left is both.
     return (selection.running and job.may_run) or (selection.stopped and job.state.is_finished)

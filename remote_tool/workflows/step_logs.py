@@ -1,4 +1,4 @@
-"""The full output of every step, one file each in ``.remote/logs/``, with passwords in URLs redacted."""
+"""The complete output of each step, in a file in ``.remote/logs/``, with passwords in URLs redacted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remote_tool.paths import LocalPaths
 
 TAIL_LINES = 20
-# A line longer than this is passed on in pieces; only progress bars are.
+# A longer line is passed on in pieces; only progress bars have such lines.
 LONGEST_LINE = 64 * 1024
 # The part of the output that is searched for missing tools.
 LONGEST_TAIL = 64 * 1024
@@ -30,7 +30,7 @@ _URL_PASSWORD = re.compile(rb"(://)[^\s/@:]*(?::[^\s/@]*)?@")
 
 
 class StepLog:
-    """The output of one step: a log file, and the last part in memory.
+    """The output of one step, in a log file; the last part is in memory, too.
 
     Attributes:
         path: The log file.
@@ -50,7 +50,7 @@ class StepLog:
 
         Args:
             data: The bytes.
-            stream: The stream; lines of different streams are not mixed.
+            stream: The number of the stream: lines of different streams are not mixed.
         """
         text = self._partial.pop(stream, b"") + data
         end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
@@ -60,22 +60,22 @@ class StepLog:
         return self._keep(text[:end])
 
     def end(self) -> bytes:
-        """Return the incomplete last lines."""
+        """Write the last lines, which are incomplete, and return them."""
         return b"".join(self._keep(text) for text in self._take_partial())
 
     @property
     def tail(self) -> bytes:
-        """Return the last part of the output."""
+        """The last part of the output."""
         return b"".join(self._tail)
 
     @property
     def last_lines(self) -> list[str]:
-        """Return the last non-empty lines."""
+        """The last lines that are not empty."""
         lines = self.tail.replace(b"\r", b"\n").decode(errors="replace").splitlines()
         return [line.rstrip() for line in lines if line.strip()][-TAIL_LINES:]
 
-    def leave_nothing_if_silent(self) -> None:
-        """Remove the file if empty: most syncs print nothing, and there are many."""
+    def remove_if_empty(self) -> None:
+        """Remove the file if it is empty: most syncs print nothing, and there are many."""
         self.end()
         if self._file.tell() == 0:
             self.path.unlink(missing_ok=True)
@@ -107,8 +107,8 @@ class StepLog:
         return shown
 
 
-def forget_old_logs(paths: LocalPaths) -> None:
-    """Remove logs beyond the newest of each server and step, and beyond a total number."""
+def remove_old_logs(paths: LocalPaths) -> None:
+    """Remove all logs but the newest of each server and step, and limit their total number."""
     with suppress(OSError):
         counts: Counter[str] = Counter()
         names = [name for name in os.listdir(paths.logs) if _NAME.fullmatch(name)]  # noqa: PTH208 - no stat each

@@ -1,4 +1,4 @@
-"""Describe a transfer's progress: percent, rate and remaining time."""
+"""Describe the progress of a transfer: percentage, rate, and remaining time."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections import deque
 from remote_tool.readable import readable_size
 
 MINUTE, HOUR = 60, 3600
-# The rate is that of the last seconds; below one second it is not reported.
+# The rate is that of the last seconds; it is not reported before one second has passed.
 WINDOW_SECONDS = 10.0
 LEAST_SECONDS = 1.0
 
 
 class TransferPace:
-    """Samples of a transfer's progress."""
+    """The progress of a transfer, from which its rate follows."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def describe(self, done: int, total: int) -> str:
-        """Describe the progress; a total of 0 is unknown."""
+        """Describe the progress; a total of 0 means that it is unknown."""
         rate = self._rate(done)
         parts = [f"{min(100, 100 * done // total)} % of {readable_size(total)}" if total else readable_size(done)]
         if rate:

@@ -14,7 +14,7 @@ from remote_tool.errors import JobError, RemoteToolError
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.protocol.job_fields import JOB_FIELDS, REQUEST
 from remote_tool.redaction import redact
-from remote_tool.workflows.git_state import ask_git, excluding
+from remote_tool.workflows.git_state import DIFF_OPTIONS, FILE_START, ask_git, excluding
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, find_job
 from remote_tool.workflows.start.copies import diff_copies
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 LARGEST_DIFF = 4 * 1024 * 1024
 GIT_SECONDS = 20.0
-_FILE_START = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 _REMOVED = re.compile(rb"diff --git a/(.+) b/\1\ndeleted file mode ")
-_DIFF = ("diff", "--relative", "--no-renames", "--no-ext-diff", "--no-textconv", "--no-color")
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,11 @@ async def _diff_commits(context: Context, one: Job, other: Job) -> CodeDiff:
             if job.git_dirty and tree is None:
                 notes.append(f"job {job.key} also had changes that were not committed, and they are not recorded whole")
             trees.append(tree or job.git_commit)
-        variables, words = await _variables_for(root, Path(folder)), (*_DIFF, *trees, "--", ".", *exclusions)
-        text = await ask_git(root, *words, most=LARGEST_DIFF, seconds=GIT_SECONDS, more=variables)
+        variables, words = (
+            await _variables_for(root, Path(folder)),
+            ("diff", *DIFF_OPTIONS, *trees, "--", ".", *exclusions),
+        )
+        text = await ask_git(root, *words, most=LARGEST_DIFF, seconds=GIT_SECONDS, variables=variables)
     if text is None:
         return CodeDiff(notes=(*notes, f"git does not have {one.git_commit[:12]} or {other.git_commit[:12]} here"))
     return CodeDiff(_readable(text), "commits", tuple(notes))
@@ -184,7 +185,7 @@ async def _make_tree(root: Path, commit: str, patch: bytes, folder: Path) -> str
     """Apply a patch to a commit, outside of the repository; return the id of the tree, or None if it does not fit."""
     variables = await _variables_for(root, folder)
     prefix = (await ask_git(root, "rev-parse", "--show-prefix") or b"").decode(errors="surrogateescape").strip()
-    sections = _FILE_START.split(patch)
+    sections = FILE_START.split(patch)
     removed = [found[1] for part in sections if (found := _REMOVED.match(part))]
     applicable = b"".join(part for part in sections if b"\n@@ " in part and not _REMOVED.match(part))
     file = folder / "patch"
@@ -197,9 +198,9 @@ async def _make_tree(root: Path, commit: str, patch: bytes, folder: Path) -> str
         names = [name.decode(errors="surrogateescape") for name in removed]
         steps.append(["update-index", "--force-remove", "--", *names])
     for step in steps:
-        if await ask_git(root, *step, seconds=GIT_SECONDS, more=variables) is None:
+        if await ask_git(root, *step, seconds=GIT_SECONDS, variables=variables) is None:
             return None
-    tree = await ask_git(root, "write-tree", seconds=GIT_SECONDS, more=variables)
+    tree = await ask_git(root, "write-tree", seconds=GIT_SECONDS, variables=variables)
     return None if tree is None else tree.decode().strip()
 
 

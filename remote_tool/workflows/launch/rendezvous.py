@@ -51,7 +51,7 @@ async def _listening(context: Context, server: str, port: int, secret: str) -> A
     host = await context.pool.host(server)
     request = {"port": port, "secret": secret}
     # The ports are free again afterwards: torchrun and the supervisor listen there next.
-    async with converse(host, context.config, "listen", request, see_its_end=True) as frames:
+    async with converse(host, context.config, "listen", request, wait_for_end=True) as frames:
         yield await _first_ports(server, frames)
 
 

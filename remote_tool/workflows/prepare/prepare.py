@@ -25,7 +25,7 @@ from remote_tool.workflows.prepare.server import (
 from remote_tool.workflows.prepare.shared_home import Sharing
 from remote_tool.workflows.prepare.steps import ServerWork, StepResult
 from remote_tool.workflows.selection import choose_servers
-from remote_tool.workflows.step_logs import forget_old_logs
+from remote_tool.workflows.step_logs import remove_old_logs
 from remote_tool.workflows.sync.adoption import adopts_folder
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import ProjectSnapshot, report_skipped
@@ -198,7 +198,7 @@ async def _on_all(
 
     results = await on_every(names, on_one)
     Groups.recall(config).with_found(sharing.found).remember(config)
-    forget_old_logs(config.local)
+    remove_old_logs(config.local)
     return results
 
 

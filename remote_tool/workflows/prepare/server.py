@@ -17,7 +17,7 @@ from remote_tool.environments.packages import fingerprint, plan_packages
 from remote_tool.environments.scm_version import version_variables
 from remote_tool.errors import EnvironmentSetupError
 from remote_tool.workflows.agent_client import install_supervisor
-from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.agent_program import source_archive
 from remote_tool.workflows.events import Notice, Outcome
 from remote_tool.workflows.prepare.steps import ServerWork, StepResult
 from remote_tool.workflows.sync.sync import describe

@@ -19,7 +19,7 @@ from remote_tool.errors import HostKeyError, LoginError, RemoteToolError, SomeSe
 from remote_tool.readable import readable_size
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync.local_rsync import find_local_rsync
-from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.agent_program import source_archive
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.sync.data_sets import check_data_sets
 

@@ -14,7 +14,7 @@ from remote_tool.protocol.marks import DATA_PREFIX, RESERVED_NAMES
 from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync import last_sync
 from remote_tool.workflows.agent_client import call_until_answered
-from remote_tool.workflows.git_state import GitState, while_asking_git, with_git
+from remote_tool.workflows.git_state import GitState, read_changes, while_asking_git, with_git
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 
@@ -61,7 +61,6 @@ async def send_project(
     results, git = await while_asking_git(local.root, sending, never_sent(local))
     if frozen and git is not None and git.dirty is not False and results.values:
         known = last_sync.recall(local.known_copy(next(iter(results.values))))
-        from remote_tool.workflows.git_changes import read_changes  # noqa: PLC0415 - few starts record them
 
         git = git if known is None else replace(git, changes=await read_changes(local.root, known.sent_among))
     return Sent(

@@ -30,7 +30,7 @@ from remote_tool.workflows.agent_client import (
     install_supervisor,
     request_line,
 )
-from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.agent_program import source_archive
 from remote_tool.workflows.events import Notice, StepProgress
 from remote_tool.workflows.sync.options import STEP
 from remote_tool.workflows.sync.relay_certificate import KeyPair, make_key_pair

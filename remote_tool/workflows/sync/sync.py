@@ -17,7 +17,7 @@ from remote_tool.transport.sync.push_options import PushOptions
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.selection import choose_servers
-from remote_tool.workflows.step_logs import StepLog, forget_old_logs
+from remote_tool.workflows.step_logs import StepLog, remove_old_logs
 from remote_tool.workflows.sync.options import SyncOptions, Through
 from remote_tool.workflows.sync.project import ProjectSnapshot, report_skipped
 from remote_tool.workflows.transfer_pace import TransferPace
@@ -75,7 +75,7 @@ async def sync(
             await report_skipped(project, report, is_project=not options.only_adds)
     finally:
         project.cancel()
-    forget_old_logs(config.local)
+    remove_old_logs(config.local)
     return results
 
 
@@ -128,7 +128,7 @@ async def send_project(
         except Exception as error:
             report(StepEnded(host.name, step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
             raise
-        log.leave_nothing_if_silent()
+        log.remove_if_empty()
     if result.warnings:
         registry = Registry(config.local.jobs)
         result = replace(result, warnings=tuple(registry.with_keys(text) for text in result.warnings))

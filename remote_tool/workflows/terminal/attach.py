@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
 from remote_tool.workflows.jobs.listing import list_jobs, load_matching
-from remote_tool.workflows.selection import JobSelection, choose_jobs, listed
+from remote_tool.workflows.selection import JobSelection, choose_jobs, describe_jobs
 from remote_tool.workflows.terminal.session import SessionEnd, serve_terminal_reconnecting
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def _find_only_job(context: Context, selection: JobSelection) -> Job:
         hint = "remote-tool job-run --tty starts one"
         raise UsageError("No job with a terminal is running", hint=hint)
     hint = "remote-tool job-attach KEY"
-    raise UsageError(f"{len(found)} jobs with a terminal are running: {listed(found)}", hint=hint)
+    raise UsageError(f"{len(found)} jobs with a terminal are running: {describe_jobs(found)}", hint=hint)
 
 
 async def attach_to(context: Context, job: Job, screen: Screen) -> Attached:

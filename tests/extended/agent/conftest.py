@@ -22,7 +22,7 @@ import pytest
 from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.protocol.framing import Frame, FrameReader
-from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.agent_program import source_archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

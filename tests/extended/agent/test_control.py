@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.workflows.agent_sources import source_archive
+from remote_tool.workflows.agent_program import source_archive
 
 from .conftest import PATIENCE, PretendServer, changed_copy, wait_until
 

@@ -132,7 +132,7 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     assert "asyncssh" in modules
     names = {module.partition("remote_tool.workflows.")[2] for module in modules} - {""}
     loaded = {name for name in names if not (REPOSITORY / "remote_tool" / "workflows" / name).is_dir()}
-    assert loaded == needed | {"agent_client", "agent_scripts", "agent_sources", "context", "events", "selection"}
+    assert loaded == needed | {"agent_client", "agent_program", "context", "events", "selection"}
     assert [module for module in modules if module.startswith(("rich", "http", "pydantic"))] == []
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.paths import LocalPaths
-from remote_tool.workflows.step_logs import LONGEST_LINE, LONGEST_TAIL, MOST_OF_STEP, StepLog, forget_old_logs
+from remote_tool.workflows.step_logs import LONGEST_LINE, LONGEST_TAIL, MOST_OF_STEP, StepLog, remove_old_logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ def test_logs_of_steps_are_bounded_for_each_server_and_step(tmp_path: Path) -> N
                 log.write(b"sent\n")
     (paths.logs / "first.known-copy").touch()
     newest = log.path
-    forget_old_logs(paths)
+    remove_old_logs(paths)
     names = [path.name for path in paths.logs.iterdir()]
     assert sum(name.endswith("-first-rsync.log") for name in names) == MOST_OF_STEP
     assert sum(name.endswith("-second-rsync.log") for name in names) == MOST_OF_STEP

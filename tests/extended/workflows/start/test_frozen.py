@@ -13,8 +13,8 @@ from remote_tool.cli.output.json_output import job_as_json
 from remote_tool.config.loading import load
 from remote_tool.config.model import Snapshots
 from remote_tool.launchers.job_request import JobRequest
-from remote_tool.workflows import git_changes
-from remote_tool.workflows.git_changes import read_changes
+from remote_tool.workflows import git_state
+from remote_tool.workflows.git_state import read_changes
 from remote_tool.workflows.start.send import is_frozen
 from tests.extended.workflows.test_git_state import git
 from tests.program import remote_tool
@@ -200,7 +200,7 @@ def test_the_patch_hides_secret_values_and_ends_at_its_limit(repository: Path, m
     (repository / "train.py").write_text("print('a-secret-of-mine')\n" + "print(4)\n" * 100)
     patch = patch_of(repository)
     assert "+print('***')" in patch
-    monkeypatch.setattr(git_changes, "LARGEST", 400)
+    monkeypatch.setattr(git_state, "LARGEST_PATCH", 400)
     cut = patch_of(repository)
     assert cut.endswith("+print(4)\n# remote-tool: the patch is longer; the rest was left out\n")
     assert len(cut) < 600
