@@ -253,8 +253,8 @@ async def call(
     Args:
         host: The server.
         config: The configuration.
-        operation: Its name.
-        request: Its fields.
+        operation: The name of the operation.
+        request: The fields of the request.
         within: The timeout in seconds; None: that of a silent server.
 
     Raises:

@@ -76,7 +76,7 @@ class GitState:
 
 
 def with_git(spec: JobSpec, git: GitState | None) -> JobSpec:
-    """Return a job with the git state in its variables; those that the user sets stay."""
+    """Return a job with the git state in its variables; a variable that the user has set stays."""
     if git is None:
         return spec
     environment = {**git.variables, **spec.environment}

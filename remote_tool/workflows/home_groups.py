@@ -32,7 +32,7 @@ class Groups:
 
     @classmethod
     def recall(cls, config: Config) -> Groups:
-        """Return the configured groups, or those that were found last; an unreadable record means none."""
+        """Return the configured groups, or the groups that were found last; an unreadable record means none."""
         if config.shared is not None:
             return cls.of_lists([config.usual_servers] if config.shared else [])
         try:

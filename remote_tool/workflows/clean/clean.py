@@ -64,7 +64,7 @@ async def survey(context: Context, request: CleanRequest, refresh: Refresh = _qu
 
     Args:
         context: The command's context.
-        request: What to look for.
+        request: A choice of jobs and files.
         refresh: By default, no job is put back into a queue.
 
     Raises:
@@ -275,7 +275,7 @@ def _may_have_files(found: CleanAnswer, results: Mapping[str, _ServerResult], jo
 
 @dataclass
 class _ServerResult:
-    """The result of a server, or of those that share its folder.
+    """The result of a server, or of several servers that share a folder.
 
     Attributes:
         items: Its kinds of files.

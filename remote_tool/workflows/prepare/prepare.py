@@ -70,7 +70,7 @@ class PreparedServer:
     Attributes:
         steps: In order, including those that were up to date.
         changed: Whether anything changed.
-        seconds: From the first query to the last step.
+        seconds: The duration from the first query to the last step.
         warnings: Messages that are not failures, such as that a sync changed files under a running job.
         python: The version of the jobs' Python; empty if it is inside a container or launch command.
         follows: The server that did the work in the folder that both share, or empty.

@@ -135,8 +135,8 @@ class GpusAnswer:
     """The GPUs of servers, and the errors of the other servers.
 
     Attributes:
-        servers: By name.
-        errors: By name.
+        servers: The GPUs of each server that answered.
+        errors: The error of each server that could not be asked.
     """
 
     servers: Mapping[str, ServerGpus]

@@ -48,7 +48,7 @@ async def list_connections(context: Context, servers: Sequence[str]) -> list[Kep
 
 
 async def end_connections(context: Context, servers: Sequence[str]) -> list[KeptLogin]:
-    """End the kept logins with every session that uses them, and return those that existed."""
+    """End the kept logins and all sessions that use them; return the logins that existed."""
     found = _find(context, servers)
     logins = await asyncio.gather(*(_describe(folder, record) for folder, record in found))
     ended = await asyncio.gather(*(end_kept(folder, record) for folder, record in found))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attached:
-    """How an attachment to a job ended.
+    """The end of an attachment to a job.
 
     Attributes:
         job: The job.

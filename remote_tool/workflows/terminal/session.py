@@ -69,7 +69,7 @@ class Screen(Protocol):
 
 @dataclass(frozen=True)
 class SessionEnd:
-    """How a session ended.
+    """The end of a session.
 
     Attributes:
         exit_code: The exit code of the program, 128+N for signal N; None if it may still run.

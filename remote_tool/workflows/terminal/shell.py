@@ -70,7 +70,7 @@ class ShellRequest:
 
 @dataclass(frozen=True)
 class ShellEnd:
-    """How a shell ended.
+    """The end of a shell.
 
     Attributes:
         server: The server.
