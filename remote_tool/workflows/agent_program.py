@@ -60,6 +60,7 @@ except OSError as error:
     sys.stderr.write(error.strerror + chr(10))
     sys.exit({NO_SPACE})
 """
+
 # Runs the agent from memory. The first argument is the number of bytes to read from stdin, so that the request after
 # them stays there; the second is the folder in which the files would be. Modules are found by name alone, as the entry
 # point makes the packages.

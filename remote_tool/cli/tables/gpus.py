@@ -16,7 +16,7 @@ from remote_tool.jobs.job import as_iso
 from remote_tool.readable import counted, readable_size
 
 if TYPE_CHECKING:
-    from remote_tool.workflows.servers.gpus import GpusAnswer, GpuUse, ServerGpus
+    from remote_tool.workflows.servers.gpus import GpusAnswer, GpuStatus, ServerGpus
 
 STYLES = {"free": "green", "leased": "yellow", "used": "red", "unknown": "magenta"}
 # The user of a process in another container. No cell but the last has a space.
@@ -72,21 +72,21 @@ def _rows(name: str, server: ServerGpus, *, on_terminal: bool) -> list[dict[str,
     ]
 
 
-def _users(gpu: GpuUse) -> str:
+def _users(gpu: GpuStatus) -> str:
     if gpu.lease:
         return gpu.lease.user
     users = [each.user or UNSEEN for each in gpu.processes]
     return ",".join(dict.fromkeys(users)) or (UNSEEN if gpu.state == "used" else "")
 
 
-def _job(gpu: GpuUse) -> str:
+def _job(gpu: GpuStatus) -> str:
     """Return the job's name, else the end of its id; of a process without a job, its pid."""
     if gpu.lease:
         return gpu.lease.name or gpu.lease.job[-SHOWN_ID:]
     return ",".join(dict.fromkeys(each.job[-SHOWN_ID:] or f"pid={each.pid}" for each in gpu.processes))
 
 
-def _memory(gpu: GpuUse) -> str:
+def _memory(gpu: GpuStatus) -> str:
     if gpu.memory_used is None or gpu.memory_total is None:
         return ""
     return f"{readable_size(gpu.memory_used)}/{readable_size(gpu.memory_total)}".replace(" ", "")

@@ -80,7 +80,7 @@ class QueuedJob:
 
 
 @dataclass(frozen=True)
-class GpuUse:
+class GpuStatus:
     """A GPU, and who uses it.
 
     Attributes:
@@ -119,7 +119,7 @@ class ServerGpus:
         notes: Limits of the answer, such as a private /var/tmp.
     """
 
-    gpus: tuple[GpuUse, ...] = ()
+    gpus: tuple[GpuStatus, ...] = ()
     queue: tuple[QueuedJob, ...] = ()
     problem: str = ""
     notes: tuple[str, ...] = ()
@@ -251,10 +251,10 @@ def parse_gpus(answer: Mapping[str, Any], config: Config, server: str) -> Server
     )
 
 
-def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuUse:
+def _gpu(entry: Mapping[str, Any], devices: tuple[str, ...]) -> GpuStatus:
     index, uuid = round(number_of(entry.get("index")) or 0), text_of(entry.get("uuid"))
     state = text_of(entry.get("state"))
-    return GpuUse(
+    return GpuStatus(
         index=index,
         uuid=uuid,
         name=text_of(entry.get("name")),
