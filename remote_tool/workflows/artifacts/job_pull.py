@@ -1,4 +1,7 @@
-"""Choose the artifacts of one job to pull, and track their results, without asking a server."""
+"""Choose the artifacts of one job to pull, and track their results.
+
+This is apart from ``pull.py`` because it asks no server: a list of files decides.
+"""
 
 from __future__ import annotations
 

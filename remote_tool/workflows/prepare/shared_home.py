@@ -1,6 +1,7 @@
 """Detect servers that share the project's folder, as on NFS, and let one of them work first.
 
-A marker file, which one server writes and the other one sees, is the proof.
+A marker file, which one server writes and the other one sees, is the proof. This is apart from ``prepare.py`` because
+it decides only about turns: the caller brings the work.
 """
 
 from __future__ import annotations
