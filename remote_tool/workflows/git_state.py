@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from remote_tool.protocol.limits import LONGEST_BRANCH
 from remote_tool.redaction import redact
-from remote_tool.system.programs import Question, ask_program
+from remote_tool.system.programs import run_program
 from remote_tool.transport.sync.secrets import holds_private_key, secret_in
 
 if TYPE_CHECKING:
