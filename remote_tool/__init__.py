@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job, JobState
-    from remote_tool.launchers.fan_out import FanOutRequest
     from remote_tool.launchers.request import LaunchRequest
-    from remote_tool.launchers.sweep import SweepRequest
+    from remote_tool.workflows.fan_out.request import FanOutRequest
     from remote_tool.workflows.jobs.follow import FollowOptions
     from remote_tool.workflows.selection import JobSelection
     from remote_tool.workflows.start.start import StartRequest
+    from remote_tool.workflows.sweep.request import SweepRequest
     from remote_tool.workflows.terminal.shell import ShellRequest
     from remote_tool.workspace import Hooks, RunningJob, Workspace
 
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "FanOutRequest": "remote_tool.launchers.fan_out",
+    "FanOutRequest": "remote_tool.workflows.fan_out.request",
     "FollowOptions": "remote_tool.workflows.jobs.follow",
     "Hooks": "remote_tool.workspace",
     "Job": "remote_tool.jobs.job",
@@ -49,7 +49,7 @@ _HOMES = {
     "RunningJob": "remote_tool.workspace",
     "ShellRequest": "remote_tool.workflows.terminal.shell",
     "StartRequest": "remote_tool.workflows.start.start",
-    "SweepRequest": "remote_tool.launchers.sweep",
+    "SweepRequest": "remote_tool.workflows.sweep.request",
     "Workspace": "remote_tool.workspace",
 }
 

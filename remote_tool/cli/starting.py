@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +13,7 @@ from remote_tool.cli.output.console import ask, can_ask, inform, leave_unless_ok
 from remote_tool.cli.output.json_output import print_json, started_document
 from remote_tool.cli.tables.jobs import how_it_ended
 from remote_tool.config.servers import ALL_SERVERS
+from remote_tool.errors import UsageError
 from remote_tool.system.files import write_atomically
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
 
@@ -19,15 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from _typeshed import DataclassInstance
+
     from remote_tool import StartRequest, Workspace
     from remote_tool.cli.groups import PlannedOrShown, Targets
     from remote_tool.cli.output.console import Console
     from remote_tool.config.model import Config
-    from remote_tool.launchers.fan_out import FanOutPlan
     from remote_tool.launchers.plan import LaunchPlan
-    from remote_tool.launchers.sweep import SweepPlan
+    from remote_tool.workflows.fan_out.plan import FanOutPlan
+    from remote_tool.workflows.sweep.plan import SweepPlan
 
     Plan = LaunchPlan | FanOutPlan | SweepPlan
+
+# The options that `--resume` takes from its command line; the others are as they were at the start.
+AT_RESUME = {"env", "no_sync", "overwrite"}
 
 
 def start_or_plan(
@@ -57,6 +64,26 @@ def show_plan(console: Console, targets: Targets, make: Callable[[Workspace], Pl
         print_json(plan.as_json())
     else:
         print_data(plan.text())
+
+
+def refuse_beside_resume(command: str, *groups: DataclassInstance, dry_run: bool) -> None:
+    """Refuse options that would change a fan-out or a sweep that has started; ``command`` resumes it.
+
+    Raises:
+        UsageError: One of them is given.
+    """
+    given = [
+        each.name
+        for group in groups
+        for each in fields(group)
+        if each.name not in AT_RESUME and getattr(group, each.name) != each.default
+    ]
+    beside = [*given, *(["dry_run"] if dry_run else [])]
+    if beside:
+        option = f"--{beside[0].replace('_', '-')}"
+        raise UsageError(
+            f"--resume keeps the options of the start, so it cannot be combined with {option}", hint=command
+        )
 
 
 def choose_where_to_start(config: Config, request: StartRequest) -> tuple[str, ...]:

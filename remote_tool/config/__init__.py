@@ -2,6 +2,7 @@ __all__ = [
     "artifacts",
     "data_sets",
     "devices",
+    "document",
     "ends",
     "environment",
     "forms",
@@ -11,6 +12,4 @@ __all__ = [
     "loading",
     "model",
     "servers",
-    "sweep_file",
-    "sweep_values",
 ]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # labml_remote used the second.
 HIDDEN_TAGS = frozenset({"hidden", "__hidden__"})
 MASTER_TAG = "master"
+# With the name of the fan-out or the sweep after it.
+FAN_OUT_TAG, SWEEP_TAG = "fan-out-", "sweep-"
 # Commands that start Jupyter Lab begin with this line, which lists show in their place.
 JUPYTER_MARK = "# Jupyter Lab\n"
 DEFAULT_GRACE = 10.0
@@ -302,6 +304,11 @@ class Job(JobSettings):
     def is_master(self) -> bool:
         return MASTER_TAG in self.tags
 
+    @property
+    def sweep_tag(self) -> str:
+        """Return the tag of the sweep that this job belongs to; empty if there is none."""
+        return next((tag for tag in self.tags if self.launch_id and tag.startswith(SWEEP_TAG)), "")
+
 
 def new_job_id() -> str:
     """Return an id that sorts by time and is unique across laptops: ``20261121-053000-<32 hex digits>``."""
@@ -316,6 +323,11 @@ def job_id_of(moment: float | None, *facts: str) -> str:
 
     day = datetime.fromtimestamp(moment or 0.0, UTC).strftime("%Y%m%d-%H%M%S")
     return f"{day}-{sha256(json.dumps(facts).encode()).hexdigest()[:32]}"
+
+
+def launch_name(launch_id: str) -> str:
+    """Return the short name of a fan-out or a sweep: the end of its id."""
+    return launch_id[-6:]
 
 
 def as_iso(moment: float | None) -> str | None:

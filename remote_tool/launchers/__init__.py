@@ -1,11 +1,1 @@
-__all__ = [
-    "command",
-    "fan_out",
-    "job_request",
-    "launch_options",
-    "options",
-    "plan",
-    "request",
-    "shared_outputs",
-    "sweep",
-]
+__all__ = ["command", "job_request", "launch_options", "nodes", "options", "plan", "request"]

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import RemoteToolError, UsageError
-from remote_tool.jobs.job import JUPYTER_MARK, MASTER_TAG, Job
-from remote_tool.launchers.fan_out import TAG, fan_out_name
+from remote_tool.jobs.job import FAN_OUT_TAG, JUPYTER_MARK, MASTER_TAG, Job, launch_name
 from remote_tool.launchers.job_request import KeptCode
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
-from remote_tool.launchers.sweep import TAG as SWEEP_TAG
 from remote_tool.protocol.limits import SHELL
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
@@ -85,7 +83,7 @@ async def requests_to_requeue(context: Context, words: Sequence[str], changes: R
     back = {job.rerun_of: job.key for job in recorded if job.rerun_of and not job.state.is_finished}
     for job in context.registry.find(ids).values():
         hint = f"remote-tool job-rerun {job.key} starts it again"
-        if tag := _sweep_tag(job):
+        if tag := job.sweep_tag:
             raise UsageError(f"Job {job.key} is a part of a sweep", hint=f"remote-tool helper-sweep --resume {tag}")
         if not (job.gpu_count or job.after):
             raise UsageError(f"Job {job.key} was not queued", hint=hint)
@@ -176,8 +174,8 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
     Raises:
         UsageError: It is none that can be started again from its record.
     """
-    if any(tag.startswith(TAG) for tag in job.tags) and job.launch_id:
-        name = fan_out_name(job.launch_id)
+    if any(tag.startswith(FAN_OUT_TAG) for tag in job.tags) and job.launch_id:
+        name = launch_name(job.launch_id)
         raise UsageError(
             f"Job {job.key} is a part of fan-out {name}, whose parts are not repeated one by one",
             hint=f"remote-tool helper-fan-out --resume {name} starts those again that failed",
@@ -186,7 +184,7 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
         raise UsageError(f"Job {job.key} is Jupyter Lab", hint=f"remote-tool jupyter --server {job.server}")
     if job.terminal == SHELL:
         raise UsageError(f"Job {job.key} is a shell", hint=f"remote-tool shell --server {job.server} --keep NAME")
-    if not job.launch_id or _sweep_tag(job):
+    if not job.launch_id or job.sweep_tag:
         return [job]
     nodes = [each for each in jobs if each.launch_id == job.launch_id]
     return sorted(nodes, key=lambda each: each.node_rank or 0)
@@ -205,7 +203,7 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
         "command": _command(job, options) if changes.command is None else changes.command,
         "servers": servers,
         "environment": await _environment(context, nodes, servers, changes),
-        "tags": tuple(tag for tag in job.tags if tag != _sweep_tag(job) and not (options and tag == MASTER_TAG)),
+        "tags": tuple(tag for tag in job.tags if tag != job.sweep_tag and not (options and tag == MASTER_TAG)),
         "devices": () if job.gpu_count else _devices(context.config, nodes, servers),
         "gpus": job.gpu_count or 0,
         "rerun_of": job.id,
@@ -217,7 +215,7 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
         "stop_if_idle": job.stop_if_idle or 0,
     }
     if options is None:
-        after = () if _sweep_tag(job) else _earlier(context, job, servers)
+        after = () if job.sweep_tag else _earlier(context, job, servers)
         return StartRequest(after=after, retries=job.retries or 0, **_settings(job, StartRequest), **common)
     of_launch = {**options.of_request}
     if of_launch["processes"] is None and options.listed:
@@ -244,11 +242,6 @@ def _command(job: Job, options: LaunchOptions | None) -> str:
     return job.command
 
 
-def _sweep_tag(job: Job) -> str:
-    """Return the tag of the sweep that a job belongs to; empty without one: it is repeated as a job of its own."""
-    return next((tag for tag in job.tags if job.launch_id and tag.startswith(SWEEP_TAG)), "")
-
-
 def _earlier(context: Context, job: Job, servers: Sequence[str]) -> tuple[str, ...]:
     """Return the jobs that a job waited for, without those that are not on its server."""
     known = context.registry.find(job.after)
@@ -266,7 +259,7 @@ def _options_of(nodes: Sequence[Job]) -> LaunchOptions | None:
         UsageError: Its record does not have it, or has not all of its nodes.
     """
     job = nodes[0]
-    if not job.launch_id or _sweep_tag(job):
+    if not job.launch_id or job.sweep_tag:
         return None
     if job.node_rank or not job.launch_options:
         raise UsageError(

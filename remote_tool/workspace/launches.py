@@ -12,20 +12,22 @@ from remote_tool.workspace.project import checked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from remote_tool.config.sweep_values import SweepSpec
     from remote_tool.jobs.job import Job
-    from remote_tool.launchers.fan_out import FanOutPlan, FanOutRequest
     from remote_tool.launchers.options import LaunchKeywords, StartKeywords
     from remote_tool.launchers.plan import LaunchPlan
     from remote_tool.launchers.request import LaunchRequest
-    from remote_tool.launchers.sweep import SweepPlan, SweepRequest
     from remote_tool.workflows.fan_out.answer import FanOutAnswer
     from remote_tool.workflows.fan_out.observer import Observer
+    from remote_tool.workflows.fan_out.plan import FanOutPlan
+    from remote_tool.workflows.fan_out.request import FanOutRequest
     from remote_tool.workflows.jobs.follow import FollowAnswer, OnChunk
     from remote_tool.workflows.selection import JobsAnswer
     from remote_tool.workflows.start.start import StartRequest
     from remote_tool.workflows.sweep.answer import SweepAnswer
+    from remote_tool.workflows.sweep.plan import SweepPlan
+    from remote_tool.workflows.sweep.request import SweepRequest
     from remote_tool.workflows.sweep.results import SweepResults
+    from remote_tool.workflows.sweep.values import SweepSpec
 
 
 class LaunchMethods(JobMethods):
@@ -241,7 +243,7 @@ class LaunchMethods(JobMethods):
         check: bool = True,
     ) -> FanOutAnswer:
         """Resume a fan-out by name: follow running shards, start those that failed or never started."""
-        from remote_tool.workflows.fan_out.resume import resume
+        from remote_tool.workflows.fan_out.fan_out import resume
 
         variables = dict(env or {})
         return checked(

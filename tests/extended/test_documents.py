@@ -25,7 +25,7 @@ from remote_tool import SweepRequest
 from remote_tool.cli.program import COMMANDS, load_command
 from remote_tool.config.loading import parse
 from remote_tool.config.model import Config
-from remote_tool.config.sweep_file import load_sweep_file
+from remote_tool.workflows.sweep.file import load_sweep_file
 
 if TYPE_CHECKING:
     from tests.conftest import MakeServer

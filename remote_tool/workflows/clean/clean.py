@@ -14,21 +14,20 @@ from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync import interrupted_sync
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.clean.local import clean_here, is_followed, note_done
-from remote_tool.workflows.clean.request import CleanAnswer, CleanItem, CleanRequest, read_items
-from remote_tool.workflows.fan_out_records import find_record
+from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest, Item, read_items
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.status.query import ask_about_jobs
 from remote_tool.workflows.status.refresh import query_and_record
-from remote_tool.workflows.sweep_records import find_sweep
 from remote_tool.workflows.sync.adoption import find_folders_of_others
+from remote_tool.workflows.work.records import fan_out_files, sweep_files
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
+    from remote_tool.workflows.work.records import WorkFiles
 
 # Jobs per request, and its timeout in seconds: the server works for 20 of them, or for 540 with ``everything``.
 PORTION = 2000
@@ -152,38 +151,24 @@ def _seen_for(job: Job) -> float:
 def _resumable(context: Context, jobs: Sequence[Job]) -> set[str]:
     """Return the fan-outs and sweeps that are followed or may be resumed: their jobs record what is done."""
     local = context.config.local
-    launches: dict[tuple[Path, str], list[Job]] = defaultdict(list)
+    launches: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
-        for folder in (local.fan_outs, local.sweeps) if job.launch_id else ():
-            if (folder / f"{job.launch_id}.json").exists():
-                launches[folder, job.launch_id].append(job)
+        launches[job.launch_id].append(job)
     found = set()
-    for (folder, launch_id), own in launches.items():
-        is_young = min(map(_seen_for, own)) < RESUMED_SECONDS
-        size_of = _shards if folder == local.fan_outs else _combinations
-        if is_followed(folder / f"{launch_id}.json") or (is_young and not _is_done(size_of, folder, launch_id, own)):
-            found.add(launch_id)
+    for files in (fan_out_files(local.fan_outs), sweep_files(local.sweeps)):
+        for launch_id in launches.keys() & files.names():
+            own = launches[launch_id]
+            is_young = min(map(_seen_for, own)) < RESUMED_SECONDS
+            if is_followed(files.path(launch_id)) or (is_young and not _is_done(files, launch_id, own)):
+                found.add(launch_id)
     return found
 
 
-def _is_done(
-    size_of: Callable[[Path, str], tuple[int, frozenset[int]]], folder: Path, launch_id: str, jobs: Sequence[Job]
-) -> bool:
+def _is_done(files: WorkFiles, launch_id: str, jobs: Sequence[Job]) -> bool:
     try:
-        size, recorded = size_of(folder, launch_id)
+        return files.is_done(launch_id, jobs)
     except RemoteToolError:
         return True
-    return len(recorded | {job.node_rank for job in jobs if job.state is JobState.SUCCEEDED}) >= size
-
-
-def _shards(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
-    record = find_record(folder, launch_id)
-    return record.shards, record.done
-
-
-def _combinations(folder: Path, launch_id: str) -> tuple[int, frozenset[int]]:
-    record = find_sweep(folder, launch_id)
-    return len(record.request.made), record.done
 
 
 def _waits_for_artifacts(job: Job) -> bool:

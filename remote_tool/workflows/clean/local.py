@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError
-from remote_tool.jobs.job import JobState
+from remote_tool.jobs.job import JobState, launch_name
 from remote_tool.jobs.records import JOB_ID, become_cleaned
 from remote_tool.protocol import job_folder, removing
 from remote_tool.system.locks import lock, unlock
@@ -17,8 +17,7 @@ from remote_tool.transport.ssh.endpoint import DEFAULT_PORT
 from remote_tool.transport.ssh.host_keys.known_hosts import lookup_names, note_for
 from remote_tool.transport.ssh.host_keys.record import forget
 from remote_tool.workflows.clean.request import CleanItem
-from remote_tool.workflows.fan_out_records import fan_out_files
-from remote_tool.workflows.sweep_records import sweep_files
+from remote_tool.workflows.work.records import fan_out_files, sweep_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -160,12 +159,12 @@ def note_done(context: Context, jobs: Iterable[Job]) -> dict[str, str]:
     kept: dict[str, str] = {}
     for launch_id, succeeded in by_launch.items():
         for files in (fan_out_files(local.fan_outs), sweep_files(local.sweeps)):
-            if not (files.folder / f"{launch_id}.json").exists():
+            if not files.path(launch_id).exists():
                 continue
             try:
                 files.note_done(launch_id, {job.node_rank for job in succeeded if job.node_rank is not None})
             except JobError as error:
-                why = f"{files.noun} {files.name_of(launch_id)} cannot record that it is done: {error}"
+                why = f"{files.noun} {launch_name(launch_id)} cannot record that it is done: {error}"
                 kept |= {job.id: why for job in succeeded}
     return kept
 

@@ -1,3 +1,3 @@
 """Split work over all slots of all servers."""
 
-__all__ = ["answer", "fan_out", "observer", "resume", "work", "work_queue"]
+__all__ = ["answer", "fan_out", "observer", "plan", "request", "slots", "work_queue"]

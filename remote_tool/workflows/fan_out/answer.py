@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError, SomeServersFailedError
-from remote_tool.launchers.fan_out import fan_out_name
+from remote_tool.jobs.job import launch_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ class FanOutAnswer:
         if self.exit_code:
             raise JobError(
                 f"{self.undone} of {self.shards} shards are not done",
-                hint=f"remote-tool helper-fan-out --resume {fan_out_name(self.launch_id)}",
+                hint=f"remote-tool helper-fan-out --resume {launch_name(self.launch_id)}",
             )
         return self
 

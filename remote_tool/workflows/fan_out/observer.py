@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from remote_tool.launchers.fan_out import FanOutPlan
+    from remote_tool.workflows.fan_out.plan import FanOutPlan
     from remote_tool.workflows.fan_out.work_queue import Attempt
     from remote_tool.workflows.jobs.follow import Chunk
 

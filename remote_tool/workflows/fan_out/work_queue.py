@@ -12,7 +12,7 @@ from remote_tool.jobs.job import Job, JobState
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from remote_tool.launchers.fan_out import Shard, Slot
+    from remote_tool.workflows.fan_out.plan import Shard, Slot
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 from remote_tool.config.devices import command_environment
 from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.errors import RemoteToolError
-from remote_tool.jobs.job import JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
+from remote_tool.jobs.job import FAN_OUT_TAG, JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
 from remote_tool.jobs.records import has_to_be_given_again
-from remote_tool.launchers.fan_out import TAG as FAN_OUT_TAG
-from remote_tool.launchers.sweep import TAG as SWEEP_TAG
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
@@ -159,7 +157,7 @@ def why_not(context: Context, job: Job, kept: Collection[str]) -> str:
         return "its record does not name its variables"
     if job.copy and job.copy not in kept:
         return "the copy of its code is gone"
-    is_part = job.launch_id and not _sweep(job)
+    is_part = job.launch_id and not job.sweep_tag
     if is_part or any(tag.startswith(FAN_OUT_TAG) for tag in job.tags) or job.command.startswith(JUPYTER_MARK):
         return "it belongs to something larger"
     return "its record does not have its whole command" if len(job.command) == COMMAND_LIMIT else ""
@@ -171,15 +169,11 @@ def _variables(context: Context, job: Job) -> list[str]:
     return sorted({*(job.variables or ())} | {*(job.configured_variables or ())} - configured)
 
 
-def _sweep(job: Job) -> str:
-    return next((tag for tag in job.tags if job.launch_id and tag.startswith(SWEEP_TAG)), "")
-
-
 def _spec(context: Context, job: Job, ids: Mapping[str, str]) -> JobSpec:
     """Return the same job with another id, after those that have taken the places of the jobs before it."""
     config = context.config
     settings = {each.name: getattr(job, each.name) for each in fields(JobSettings) if each.name != "started_by"}
-    runs_on_end = not _sweep(job)
+    runs_on_end = not job.sweep_tag
     return JobSpec(
         **{
             **settings,
@@ -227,7 +221,7 @@ def _name(context: Context, problems: Sequence[tuple[Job, str]]) -> None:
     commands: dict[tuple[str, str, str, str], list[Job]] = defaultdict(list)
     for job, why in problems:
         values = "".join(f" --env {shlex.quote(name)} VALUE" for name in _variables(context, job))
-        sweep = _sweep(job)
+        sweep = job.sweep_tag
         command = f"helper-sweep --resume {sweep}{values}" if sweep else values
         what = f"was to be moved to {job.moved_to}" if job.moved_as else "waited when it rebooted"
         commands[job.server, what, why, command].append(job)

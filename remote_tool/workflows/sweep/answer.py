@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SomeServersFailedError
-from remote_tool.launchers.sweep import sweep_name
+from remote_tool.jobs.job import launch_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ class SweepAnswer:
     @property
     def name(self) -> str:
         """Return its short name: the end of its id."""
-        return sweep_name(self.launch_id)
+        return launch_name(self.launch_id)
 
     @property
     def missing(self) -> int:

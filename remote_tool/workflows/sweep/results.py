@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
 from remote_tool.jobs.artifacts import ArtifactFolder
-from remote_tool.jobs.job import JobState
+from remote_tool.jobs.job import SWEEP_TAG, JobState, launch_name
 from remote_tool.jobs.logs import LogFolder
 from remote_tool.jobs.metrics import best_value, metric_pattern
-from remote_tool.launchers.sweep import MISSING, TAG, sweep_name
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.jobs.log_streams import fetch_logs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection
+from remote_tool.workflows.sweep.records import SweepRecord, find_sweep
 from remote_tool.workflows.sweep.sweep import jobs_of
-from remote_tool.workflows.sweep_records import SweepRecord, find_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from remote_tool.workflows.context import Context
 
 MODES = ("min", "max")
+# The state of a combination without a job.
+MISSING = "missing"
 # The columns beside parameters and values.
 NUMBER, STATE, SERVER, JOB, DURATION, BEST = "number", "state", "server", "job", "duration", "best"
 
@@ -59,6 +60,11 @@ class SweepRow:
         if self.job is None:
             return JobState.SUCCEEDED.value if self.is_done else MISSING
         return self.job.state.value
+
+    @property
+    def is_started_by_resume(self) -> bool:
+        """Return whether ``helper-sweep --resume`` starts it: it failed, is lost or was never started."""
+        return self.state in {MISSING, JobState.FAILED, JobState.KILLED, JobState.LOST}
 
     @property
     def duration(self) -> float | None:
@@ -93,7 +99,7 @@ class SweepResults:
     @property
     def name(self) -> str:
         """Return its short name: the end of its id."""
-        return sweep_name(self.launch_id)
+        return launch_name(self.launch_id)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -162,7 +168,7 @@ async def _ask(context: Context, record: SweepRecord, *, logs: bool) -> JobsAnsw
     servers = tuple(dict.fromkeys(job.server for job in jobs if job.server in context.config.servers))
     if not servers:
         return JobsAnswer(tuple(jobs))
-    tag = f"{TAG}{sweep_name(record.launch_id)}"
+    tag = f"{SWEEP_TAG}{launch_name(record.launch_id)}"
     answer = await list_jobs(context, JobSelection((), (tag,), servers, stopped=True, hidden=True), logs=logs)
     return replace(answer, jobs=(*answer.jobs, *(job for job in jobs if job.server not in servers)))
 

@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from remote_tool.config.artifacts import wanted_artifacts
 from remote_tool.config.devices import command_environment, devices_of
-from remote_tool.config.sweep_values import NUMBER, SweepSpec, identity_of
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
-from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
-from remote_tool.launchers.shared_outputs import shared_outputs
-from remote_tool.launchers.sweep import TAG, ServerQueue, SweepJob, SweepPlan, SweepRequest, plan_sweep, sweep_name
+from remote_tool.jobs.job import SWEEP_TAG, Job, JobSpec, JobState, launch_name, new_job_id
+from remote_tool.launchers.job_request import JobRequest
 from remote_tool.transport.pool import Results
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.fan_out.work import ask_slots, find_command_script
+from remote_tool.workflows.fan_out.slots import ask_slots, find_command_script
 from remote_tool.workflows.jobs.listing import refresh
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start.free_gpus import FreeGpus, ask_free_gpus
 from remote_tool.workflows.start.send import Sent, complete, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
-from remote_tool.workflows.sweep_records import SweepRecord, find_sweep, listing, sweep_files, write_sweep
+from remote_tool.workflows.sweep.answer import SweepAnswer
+from remote_tool.workflows.sweep.plan import ServerQueue, SweepJob, SweepPlan, plan_sweep
+from remote_tool.workflows.sweep.records import SweepRecord, find_sweep, listing, write_sweep
+from remote_tool.workflows.sweep.request import SweepRequest, shared_outputs
+from remote_tool.workflows.sweep.values import NUMBER, SweepSpec, identity_of
+from remote_tool.workflows.work.records import Standing, sweep_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from remote_tool.errors import RemoteToolError
-    from remote_tool.launchers.fan_out import ServerSlots
     from remote_tool.workflows.context import Context
-from remote_tool.workflows.sweep.answer import SweepAnswer
+    from remote_tool.workflows.fan_out.plan import ServerSlots
 
 
 async def plan(context: Context, request: SweepRequest) -> SweepPlan:
@@ -82,30 +84,31 @@ async def resume(
         UsageError: There is no such sweep, a required variable is missing, or the new combinations are of another one.
         SomeServersFailedError: No server is usable.
     """
-    local = context.config.local
-    found = find_sweep(local.sweeps, word)
-    with sweep_files(local.sweeps).locked(found.launch_id, "starting"):
+    folder = context.config.local.sweeps
+    files, launch_id = sweep_files(folder), find_sweep(folder, word).launch_id
+    with files.locked(launch_id, "starting"):
         # Another program may have added combinations until now.
-        record = find_sweep(local.sweeps, found.launch_id)
-        _refuse_missing_variables(record, environment)
+        record = find_sweep(folder, launch_id)
+        files.refuse_missing_variables(record, environment)
         record = replace(record, request=_extended(record, more or SweepSpec()))
         request = replace(record.request, environment=environment, sync=sync, overwrite=overwrite)
         there = [server for server in request.servers if server in context.config.servers]
         servers = choose_servers(context.config, there)
         failed = await refresh(context, servers)
-        done, waiting = _standing(jobs_of(context.registry.load()[0], record), record.done)
+        jobs = jobs_of(context.registry.load()[0], record)
+        standing = Standing.of(len(request.made), record.done, jobs)
+        waiting = {job.node_rank or 0: job for job in standing.running}
         usable = [server for server in servers if server not in failed]
         listed, begun = {**record.listed, **context.config.listed}, list(waiting.values())
         sent, queues, errors = await _make_ready(context, request, listed, usable, begun, failed)
-        missing = [number for number in range(len(request.made)) if number not in done | waiting.keys()]
-        planned = _plan(request, missing, queues, record.launch_id)
+        planned = _plan(request, standing.missing, queues, launch_id)
         record = replace(record, request=request)
-        write_sweep(local.sweeps, record)
+        write_sweep(folder, record)
         # The lock is of the file that was replaced.
-        with sweep_files(local.sweeps).locked(record.launch_id, "starting"):
+        with files.locked(launch_id, "starting"):
             await _repeat_unconfirmed(context, record, begun, {queue.server for queue in queues}, sent)
             answer = await _start(context, request, planned, sent, _with_open(errors, begun, planned.name))
-        return replace(answer, done=done, waiting=frozenset(waiting))
+        return replace(answer, done=standing.done, waiting=frozenset(waiting))
 
 
 def _warn_of_shared_outputs(context: Context, request: SweepRequest) -> tuple[tuple[str, str], ...]:
@@ -128,27 +131,9 @@ def jobs_of(jobs: Iterable[Job], record: SweepRecord) -> list[Job]:
     return [job for job in jobs if job.launch_id == record.launch_id and job.node_rank in numbers]
 
 
-def _standing(jobs: Sequence[Job], recorded: frozenset[int]) -> tuple[frozenset[int], dict[int, Job]]:
-    """Return the numbers of the combinations that succeeded, and the jobs that may still run, by number."""
-    done = recorded | {job.node_rank or 0 for job in jobs if job.state is JobState.SUCCEEDED}
-    # A job with a pending stop was given up by the user.
-    may_run = {job.node_rank or 0: job for job in jobs if job.may_run and not job.stop_signal}
-    return done, {number: job for number, job in may_run.items() if number not in done}
-
-
-def _refuse_missing_variables(record: SweepRecord, environment: Mapping[str, str]) -> None:
-    missing = [name for name in record.variables if name not in environment]
-    if missing:
-        raise UsageError(
-            f"Values of variables are never stored: sweep {sweep_name(record.launch_id)} needs"
-            f" {', '.join(missing)} again",
-            hint=" ".join(f"--env {name} VALUE" for name in missing),
-        )
-
-
 def _extended(record: SweepRecord, more: SweepSpec) -> SweepRequest:
     """Return a sweep's request with the combinations that it does not have yet; its seed draws the same first ones."""
-    request, name = record.request, sweep_name(record.launch_id)
+    request, name = record.request, launch_name(record.launch_id)
     if more.command not in {"", request.command}:
         raise UsageError(
             f"Sweep {name} has another command: {request.command:.200}", hint="Start another sweep, without --resume"
@@ -269,7 +254,7 @@ def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: Sweep
         server=server,
         command=job.command,
         environment=command_environment(config.variables_of(server), request.environment, () if job.gpus else devices),
-        tags=(*request.tags, f"{TAG}{sweep_name(launch_id)}"),
+        tags=(*request.tags, f"{SWEEP_TAG}{launch_name(launch_id)}"),
         launch_id=launch_id,
         node_rank=job.number,
         artifacts=wanted_artifacts(config.artifacts, request.artifacts),
@@ -277,7 +262,9 @@ def _as_spec(context: Context, request: SweepRequest, launch_id: str, job: Sweep
         slots=job.slots,
     )
     # All of a sweep wait: if not for GPUs, then for slots.
-    settings = replace(request.of_job(job), frozen=is_frozen(config, request, waits=True))
+    options = {each.name: getattr(request, each.name) for each in fields(JobRequest)}
+    own = {"gpus": job.gpus, "after": job.after, "after_any": bool(job.after)}
+    settings = JobRequest(**{**options, **own, "frozen": is_frozen(config, request, waits=True)})
     return complete(spec, config, settings, sent, may_run_on_end=False)
 
 
@@ -311,6 +298,7 @@ def _with_open(errors: Mapping[str, RemoteToolError], jobs: Iterable[Job], name:
             some, them = ("a combination", "it") if count == 1 else (f"{count} combinations", "them")
             error.message += f"; {some} may still run there, and will not be started elsewhere"
             error.hint = (
-                f"To have --resume start {them} elsewhere: remote-tool job-kill --tag {TAG}{name} --server {server}"
+                f"To have --resume start {them} elsewhere:"
+                f" remote-tool job-kill --tag {SWEEP_TAG}{name} --server {server}"
             )
     return errors

@@ -23,8 +23,8 @@ from remote_tool.config.hosts import parse_hosts
 from remote_tool.jobs import index, listed_hosts
 from remote_tool.jobs.job import JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
-from remote_tool.launchers.fan_out import FanOutRequest
-from remote_tool.workflows.fan_out_records import FanOutRecord, write_record
+from remote_tool.workflows.fan_out.request import FanOutRequest
+from remote_tool.workflows.fan_out.records import FanOutRecord, write_record
 from tests.extended.configuration import make_configuration
 
 root = Path(sys.argv[1])
@@ -32,7 +32,7 @@ registry = Registry(root / ".remote" / "jobs")
 jobs = registry.create([JobSpec(new_job_id(), "first", "true") for _ in range(12)])
 registry.update([replace(jobs[0], state=JobState.RUNNING)])
 registry.update([replace(job, state=JobState.FAILED) for job in jobs])
-write_record(root / ".remote" / "fan-outs", FanOutRecord(new_job_id(), 1, FanOutRequest("true")))
+write_record(root / ".remote" / "fan-outs", FanOutRecord(new_job_id(), FanOutRequest("true"), shards=1))
 listed_hosts.remember_hosts(make_configuration([], root), registry, parse_hosts("10.0.0.1:2"))
 index.SETTLED_SECONDS, index.WORTH_WRITING = -1.0, 1
 Registry(root / ".remote" / "jobs").load()

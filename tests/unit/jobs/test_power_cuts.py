@@ -11,8 +11,8 @@ import pytest
 from remote_tool.errors import JobError
 from remote_tool.jobs.job import JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
-from remote_tool.launchers.fan_out import FanOutRequest
-from remote_tool.workflows.fan_out_records import FanOutRecord, find_record, write_record
+from remote_tool.workflows.fan_out.records import FanOutRecord, find_record, write_record
+from remote_tool.workflows.fan_out.request import FanOutRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.mark.row(155)
 @pytest.mark.parametrize("cut", [0, 1, 30, 100])
 def test_what_is_left_of_a_fan_out_or_the_counter_or_the_index_is_named_or_made_again(tmp_path: Path, cut: int) -> None:
-    record = FanOutRecord(new_job_id(), 1, FanOutRequest("true"))
+    record = FanOutRecord(new_job_id(), FanOutRequest("true"), shards=1)
     write_record(tmp_path / "fan-outs", record)
     path = tmp_path / "fan-outs" / f"{record.launch_id}.json"
     path.write_bytes(path.read_bytes()[:cut])

@@ -8,7 +8,7 @@ import pytest
 
 from remote_tool.errors import ConnectError
 from remote_tool.jobs.job import Job, JobState
-from remote_tool.launchers.fan_out import Shard, Slot
+from remote_tool.workflows.fan_out.plan import Shard, Slot
 from remote_tool.workflows.fan_out.work_queue import Attempt, WorkQueue
 from remote_tool.workflows.jobs import follow
 from remote_tool.workflows.jobs.follow import Patience

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +15,13 @@ from remote_tool.cli.options import read_environment
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import print_json, started_document
-from remote_tool.cli.starting import show_plan
+from remote_tool.cli.starting import refuse_beside_resume, show_plan
 from remote_tool.cli.tables.jobs import how_it_ended
 from remote_tool.errors import UsageError
-from remote_tool.launchers.fan_out import TAG, FanOutPlan, FanOutRequest, fan_out_name
+from remote_tool.jobs.job import FAN_OUT_TAG, launch_name
 from remote_tool.readable import counted
 from remote_tool.workflows.fan_out.observer import Observer
+from remote_tool.workflows.fan_out.request import FanOutRequest
 from remote_tool.workflows.selection import JobsAnswer
 
 if TYPE_CHECKING:
@@ -29,12 +30,9 @@ if TYPE_CHECKING:
     from remote_tool import Workspace
     from remote_tool.cli.output.console import Console
     from remote_tool.workflows.fan_out.answer import FanOutAnswer
+    from remote_tool.workflows.fan_out.plan import FanOutPlan
     from remote_tool.workflows.fan_out.work_queue import Attempt
     from remote_tool.workflows.jobs.follow import Chunk
-
-
-# What a resumed fan-out takes from its command line; the rest is as it was at the start.
-AT_RESUME = {"env", "no_sync", "overwrite"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def helper_fan_out(
     screen = _Screen(shows_output=shown.follow)
     console = connection.console("" if shown.follow else "working")
     if resume:
-        _refuse_beside(resume, split, start, dry_run=shown.dry_run)
+        refuse_beside_resume(_resume(resume), split, start, dry_run=shown.dry_run)
         _follow_to_end(console, start, screen, _resuming(resume, start, screen.observer), json=shown.json)
         return
     request = split.request(start)
@@ -182,7 +180,7 @@ def _follow_to_end(
 
 
 def _show_answer(answer: FanOutAnswer) -> None:
-    name = fan_out_name(answer.launch_id)
+    name = launch_name(answer.launch_id)
     if answer.is_followed:
         inform(f"fan-out {name}: {len(answer.done)} of {answer.shards} shards done")
         if answer.gathered:
@@ -190,7 +188,7 @@ def _show_answer(answer: FanOutAnswer) -> None:
     else:
         for job in answer.jobs:
             inform(f"shard {job.node_rank} on {job.server}: {how_it_ended(job)} (job {job.key})")
-        inform(f"to list them: remote-tool job-list --tag {TAG}{name}")
+        inform(f"to list them: remote-tool job-list --tag {FAN_OUT_TAG}{name}")
     if answer.undone:
         inform(f"to resume: {_resume(name)}")
     show_failures(answer.errors)
@@ -204,25 +202,5 @@ def _print_document(workspace: Workspace, answer: FanOutAnswer) -> None:
     jobs = JobsAnswer(answer.jobs, answer.errors, warnings=answer.warnings)
     progress = {"shards": answer.shards, "done": sorted(answer.done), "failed": sorted(answer.failed)}
     progress["gathered"] = [str(path) for path in answer.gathered]
-    names = {"launch_id": answer.launch_id, "name": fan_out_name(answer.launch_id)}
+    names = {"launch_id": answer.launch_id, "name": launch_name(answer.launch_id)}
     print_json({**started_document(jobs, workspace.config.local.jobs), "fan_out": {**names, **progress}})
-
-
-def _refuse_beside(resume: str, split: SplitOptions, start: StartFlags, *, dry_run: bool) -> None:
-    """Refuse options that would change a fan-out that has started.
-
-    Raises:
-        UsageError: One of them is given.
-    """
-    given = [
-        each.name
-        for group in (split, start)
-        for each in fields(group)
-        if each.name not in AT_RESUME and getattr(group, each.name) != each.default
-    ]
-    beside = [*given, *(["dry_run"] if dry_run else [])]
-    if beside:
-        option = f"--{beside[0].replace('_', '-')}"
-        raise UsageError(
-            f"--resume keeps the options of the start, so it cannot be combined with {option}", hint=_resume(resume)
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,26 +13,21 @@ from remote_tool.cli.options import AsJson, PlanOnly, read_environment
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import print_json, started_document
-from remote_tool.cli.starting import show_plan
+from remote_tool.cli.starting import refuse_beside_resume, show_plan
 from remote_tool.cli.tables.sweep import sweep_csv, sweep_document, sweep_table
-from remote_tool.config.sweep_file import load_sweep_file
-from remote_tool.config.sweep_values import Random, SweepSpec, assignments
 from remote_tool.errors import SomeServersFailedError, UsageError
-from remote_tool.jobs.job import JobState
 from remote_tool.launchers.options import QueueOptions
-from remote_tool.launchers.sweep import MISSING, SweepRequest
 from remote_tool.readable import counted
 from remote_tool.workflows.selection import JobsAnswer
+from remote_tool.workflows.sweep.file import load_sweep_file
+from remote_tool.workflows.sweep.request import SweepRequest
+from remote_tool.workflows.sweep.values import Random, SweepSpec, assignments
 
 if TYPE_CHECKING:
     from remote_tool import Workspace
     from remote_tool.cli.output.console import Console
     from remote_tool.workflows.sweep.answer import SweepAnswer
     from remote_tool.workflows.sweep.results import SweepResults
-
-# What a resumed sweep takes from its command line, besides more combinations; the rest is as it was at the start.
-AT_RESUME = {"env", "no_sync", "overwrite"}
-_AGAIN = {MISSING, JobState.FAILED, JobState.KILLED, JobState.LOST}
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,8 @@ def helper_sweep(
     """
     wanted = swept.read(distributions)
     if swept.resume:
-        _refuse_beside(swept.resume, start, dry_run=dry_run)
+        # More combinations may be given.
+        refuse_beside_resume(f"remote-tool helper-sweep --resume {swept.resume}", start, dry_run=dry_run)
         _show(*_resume(connection.console("queuing"), swept.resume, start, wanted), json=json)
         return
     # Without GPUs, there is always a number of jobs at once.
@@ -197,23 +193,6 @@ def _show(workspace: Workspace, answer: SweepAnswer, *, json: bool) -> None:
     leave_unless_ok(answer.exit_code)
 
 
-def _refuse_beside(resume: str, start: SweepStart, *, dry_run: bool) -> None:
-    """Refuse options that would change a sweep that has started.
-
-    Raises:
-        UsageError: One of them is given.
-    """
-    given = [
-        each.name for each in fields(start) if each.name not in AT_RESUME and getattr(start, each.name) != each.default
-    ]
-    beside = [*given, *(["dry_run"] if dry_run else [])]
-    if beside:
-        raise UsageError(
-            f"--resume keeps the options of the start, so it cannot be combined with --{beside[0].replace('_', '-')}",
-            hint=f"remote-tool helper-sweep --resume {resume}",
-        )
-
-
 def sweep_show(  # noqa: PLR0913 - one parameter per option
     name: Annotated[str, typer.Argument(metavar="NAME", hidden=True, show_default=False)] = "",
     *,
@@ -268,6 +247,6 @@ def _remark(found: SweepResults) -> None:
             f"several combinations wrote {found.shared[0]}{more}, so what is there is of the last one;"
             " {number} in the names that --cmd passes keeps them apart"
         )
-    if missing := sum(1 for row in found.rows if row.state in _AGAIN):
+    if missing := sum(1 for row in found.rows if row.is_started_by_resume):
         which = "one that failed or is" if missing == 1 else f"{missing} that failed or are"
         inform(f"to start the {which} missing: remote-tool helper-sweep --resume {found.name}")

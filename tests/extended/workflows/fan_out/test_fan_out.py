@@ -20,14 +20,14 @@ from remote_tool import FanOutRequest, JobSelection, JobState, Workspace
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
 from remote_tool.jobs.job import Job, JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
-from remote_tool.launchers.fan_out import Slot, make_shards
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import ignore
 from remote_tool.workflows.fan_out import dispatcher, fan_out
 from remote_tool.workflows.fan_out.observer import Observer
+from remote_tool.workflows.fan_out.plan import Slot, make_shards
+from remote_tool.workflows.fan_out.records import find_record
 from remote_tool.workflows.fan_out.work_queue import Attempt, WorkQueue
-from remote_tool.workflows.fan_out_records import find_record
 from tests.extended.workflows.jobs.test_follow import kill_control_programs
 from tests.extended.workflows.jobs.test_jobs import log_of, remote_folder, until
 from tests.processes import processes_of

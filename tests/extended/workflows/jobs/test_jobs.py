@@ -23,10 +23,10 @@ from remote_tool import JobState, LaunchRequest, RunningJob, Workspace
 from remote_tool.errors import ConnectError, JobError, UsageError
 from remote_tool.jobs.job import JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
-from remote_tool.launchers.fan_out import FanOutRequest
 from remote_tool.transport.pool import HostPool
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, ignore
+from remote_tool.workflows.fan_out.request import FanOutRequest
 from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start import StartRequest

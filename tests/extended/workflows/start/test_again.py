@@ -18,13 +18,13 @@ from remote_tool import Job, JobSelection, JobState, LaunchRequest, StartRequest
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import new_job_id
 from remote_tool.jobs.registry import Registry
-from remote_tool.launchers.fan_out import FanOutRequest
-from remote_tool.launchers.sweep import SweepRequest
 from remote_tool.protocol.artifact_patterns import ArtifactPattern
 from remote_tool.protocol.job_fields import REQUEST_FIELDS
 from remote_tool.workflows import git_state
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.fan_out.request import FanOutRequest
 from remote_tool.workflows.start import kept_code
+from remote_tool.workflows.sweep.request import SweepRequest
 from tests.extended.workflows.test_git_state import git
 from tests.processes import open_files, parents
 from tests.program import remote_tool

@@ -8,7 +8,7 @@ import pytest
 
 from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
 from remote_tool.errors import SomeServersFailedError, UsageError
-from remote_tool.launchers.fan_out import FanOutRequest
+from remote_tool.workflows.fan_out.request import FanOutRequest
 from tests.project import make_project
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from remote_tool import JobSelection, LaunchRequest, StartRequest, Workspace
 from remote_tool.errors import UsageError
-from remote_tool.launchers.fan_out import FanOutRequest
+from remote_tool.workflows.fan_out.request import FanOutRequest
 from tests.program import remote_tool
 
 if TYPE_CHECKING:

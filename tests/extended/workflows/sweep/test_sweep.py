@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool import JobSelection, JobState, SweepRequest, Workspace
-from remote_tool.config.sweep_values import Random, SweepSpec
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
-from remote_tool.launchers.sweep import plan_sweep
-from remote_tool.workflows.sweep_records import find_sweep, sweep_files
+from remote_tool.workflows.sweep.plan import plan_sweep
+from remote_tool.workflows.sweep.records import find_sweep
+from remote_tool.workflows.sweep.values import Random, SweepSpec
+from remote_tool.workflows.work.records import sweep_files
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import environments, is_running
 from tests.project import make_project
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.jobs.job import Job
-    from remote_tool.launchers.sweep import SweepPlan
     from remote_tool.workflows.sweep.answer import SweepAnswer
+    from remote_tool.workflows.sweep.plan import SweepPlan
     from tests.sshd import TestServer
 
 # Each starts supervisors, and waits for them.

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote_tool.config import sweep_values
-from remote_tool.config.sweep_values import MOST_COMBINATIONS, Random, SweepSpec, draw, identity_of, parse_values
 from remote_tool.errors import UsageError
+from remote_tool.workflows.sweep.values import (
+    MOST_COMBINATIONS,
+    SEEDS,
+    Random,
+    SweepSpec,
+    draw,
+    identity_of,
+    parse_values,
+)
 
 
 @pytest.mark.parametrize(
@@ -138,4 +145,4 @@ def test_without_a_seed_each_request_draws_its_own_and_remembers_it() -> None:
     assert None not in seeds
     assert Random(seed=4).seeded(5).seed == 4
     assert Random().seeded(5).seed == 5
-    assert all(0 <= (seed or 0) < sweep_values.SEEDS for seed in seeds)
+    assert all(0 <= (seed or 0) < SEEDS for seed in seeds)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from remote_tool.config.document import LARGEST_FILE, ConfigNode, Problems, read_document
 from remote_tool.config.forms import Validator
-from remote_tool.config.sweep_values import (
+from remote_tool.errors import ConfigError, UsageError
+from remote_tool.readable import readable_size
+from remote_tool.workflows.sweep.values import (
     Random,
     SweepSpec,
     check_listed,
@@ -16,8 +18,6 @@ from remote_tool.config.sweep_values import (
     drawer,
     parse_values,
 )
-from remote_tool.errors import ConfigError, UsageError
-from remote_tool.readable import readable_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

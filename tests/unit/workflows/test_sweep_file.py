@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.config.document import LARGEST_FILE
-from remote_tool.config.sweep_file import load_sweep_file
-from remote_tool.config.sweep_values import Random, SweepSpec
 from remote_tool.errors import ConfigError
+from remote_tool.workflows.sweep.file import load_sweep_file
+from remote_tool.workflows.sweep.values import Random, SweepSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,95 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.config.devices import VISIBLE, visible_devices, with_devices
-from remote_tool.config.limits import check_items, check_texts
-from remote_tool.errors import UsageError
+from remote_tool.config.devices import with_devices
+from remote_tool.jobs.job import FAN_OUT_TAG, launch_name
 from remote_tool.launchers.command import with_interpreter
-from remote_tool.launchers.job_request import JobRequest
 from remote_tool.launchers.nodes import refuse_one_machine
-from remote_tool.launchers.placeholders import OF_ITEMS, check_template, check_words, fill, names_in, placeholders
 from remote_tool.readable import counted
+from remote_tool.workflows.fan_out.request import RAW_ITEM
+from remote_tool.workflows.work.placeholders import fill, names_in, parse_braces
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-# The server's record of a job has no room for a larger shard number.
-MOST_SHARDS = 100_000
-MOST_SLOTS = 1024
-NAME_LENGTH = 6
-TAG = "fan-out-"
-
-
-@dataclass(frozen=True)
-class _Positions:
-    """The order of arguments without names, which never changes."""
-
-    command: str
-    servers: tuple[str, ...] = ()
-    total: int | None = None
-    items: tuple[str, ...] = field(default=(), repr=False)
-    per_server: int | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    tags: tuple[str, ...] = ()
-    retries: int = 1
-    sync: bool = True
-    artifacts: tuple[str, ...] = ()
-    gather: str = ""
-
-
-@dataclass(frozen=True)
-class FanOutRequest(JobRequest, _Positions):
-    """Work to split over servers; see :class:`JobRequest` for the options that are not listed here.
-
-    Attributes:
-        command: For the shell, with placeholders; a ``.py`` file as first word runs with the environment's Python.
-        total: A number that is split evenly; None: nothing is counted.
-        items: Texts to hand out one by one instead.
-        per_server: Slots of each server; None: as a host list says, else one for each GPU, or one.
-        retries: Restart a failed shard up to N times while the fan-out is followed.
-        artifacts: Globs of files to pull; with placeholders, except {item}.
-        gather: Folder of the project to copy pulled files to, in ``<name>/<shard>/``; empty: none.
-        devices: GPUs to use on each server, by number or UUID; empty: as configured, else all.
-    """
-
-    artifacts: tuple[str, ...] = ()
-
-    def __post_init__(self, env: Mapping[str, str] | None) -> None:
-        """Refuse an invalid request."""
-        check_texts(self.command, env or {})
-        self._check_amounts()
-        known = placeholders(counted=self.total is not None)
-        check_template("--cmd", self.command, (*known, *(OF_ITEMS if self.items else ())))
-        for glob in self.artifacts:
-            check_template("--artifact", glob, known)
-        self._check_options(
-            env,
-            "helper-fan-out --cmd 'play.py --games {count}'",
-            artifacts=Shard(0, 1, 0, 1).globs(self.artifacts),
-            tags_besides=len(fan_out_tags("", Shard(0, 1), Slot("", 0))),
-        )
-        _refuse_same_gpus(self.environment)
-        check_items(self.items, "REMOTE_TOOL_ITEM")
-        check_words(self.command, self.items)
-
-    def _check_amounts(self) -> None:
-        if self.total is not None and self.items:
-            raise UsageError("Give either --total or --items, not both")
-        for option, value, least in (
-            ("--total", self.total, 1),
-            ("--per-server", self.per_server, 1),
-            ("--retries", self.retries, 0),
-        ):
-            if value is not None and value < least:
-                raise UsageError(f"{option} must be at least {least}, found {value}")
-        if self.per_server is not None and self.per_server > MOST_SLOTS:
-            raise UsageError(f"--per-server must be at most {MOST_SLOTS}, found {self.per_server}")
-        if len(self.items) > MOST_SHARDS:
-            raise UsageError(f"--items has {len(self.items)} lines; the limit is {MOST_SHARDS}")
+    from remote_tool.workflows.fan_out.request import FanOutRequest
 
 
 @dataclass(frozen=True)
@@ -175,14 +102,15 @@ class Shard:
 
     def command(self, template: str) -> str:
         """Replace placeholders in a command; each value is one quoted word, ``{item:raw}`` the words of the item."""
+        parts = parse_braces(with_interpreter(template))
         quoted = {name: shlex.quote(value) for name, value in self.values.items()}
-        if self.item is not None and "item:raw" in names_in(template):
-            quoted["item:raw"] = shlex.join(shlex.split(self.item))
-        return fill(with_interpreter(template), quoted)
+        if self.item is not None and RAW_ITEM in dict(names_in(parts)):
+            quoted[RAW_ITEM] = shlex.join(shlex.split(self.item))
+        return fill(parts, quoted)
 
     def globs(self, templates: Sequence[str]) -> tuple[str, ...]:
         """Replace placeholders in globs."""
-        return tuple(fill(template, self.values) for template in templates)
+        return tuple(fill(parse_braces(template), self.values) for template in templates)
 
 
 @dataclass(frozen=True)
@@ -206,7 +134,7 @@ class FanOutPlan:
     @property
     def name(self) -> str:
         """Return its short name: the end of its id."""
-        return fan_out_name(self.launch_id)
+        return launch_name(self.launch_id)
 
     @property
     def headline(self) -> str:
@@ -291,14 +219,9 @@ def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(accumulate((size + (part < more) for part in range(parts)), initial=0)))
 
 
-def fan_out_name(launch_id: str) -> str:
-    """Return the end of an id, the short name of a fan-out."""
-    return launch_id[-NAME_LENGTH:]
-
-
 def fan_out_tags(launch_id: str, shard: Shard, slot: Slot) -> tuple[str, ...]:
     """Return a job's tags: for the whole fan-out, its shard, and its slot."""
-    return f"{TAG}{fan_out_name(launch_id)}", f"shard-{shard.number}", f"slot-{slot.number}"
+    return f"{FAN_OUT_TAG}{launch_name(launch_id)}", f"shard-{shard.number}", f"slot-{slot.number}"
 
 
 def _share(gpus: Sequence[str], slots: int) -> list[tuple[str, ...]]:
@@ -307,11 +230,3 @@ def _share(gpus: Sequence[str], slots: int) -> list[tuple[str, ...]]:
     if slots >= len(gpus):
         return [(gpus[slot % len(gpus)],) for slot in range(slots)]
     return [tuple(gpus[start:stop]) for start, stop in split_evenly(len(gpus), slots)]
-
-
-def _refuse_same_gpus(environment: Mapping[str, str]) -> None:
-    """Refuse a variable that gives GPUs to all slots; an empty one is allowed."""
-    if visible_devices(environment):
-        raise UsageError(
-            f"--env {VISIBLE} would give every slot the same GPUs", hint="--devices LIST makes a slot for each of them"
-        )

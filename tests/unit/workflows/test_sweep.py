@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from remote_tool import SweepRequest
 from remote_tool.errors import JobError, UsageError
-from remote_tool.launchers.sweep import MOST_PER_SERVER, ServerQueue, command_of, place, plan_sweep
 from remote_tool.protocol.limits import MOST_AFTER
+from remote_tool.workflows.sweep.plan import MOST_PER_SERVER, ServerQueue, place, plan_sweep
+from remote_tool.workflows.sweep.request import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,15 +7,15 @@ import shlex
 import pytest
 
 from remote_tool.errors import JobError, UsageError
-from remote_tool.launchers.fan_out import (
+from remote_tool.workflows.fan_out.plan import (
     FanOutPlan,
-    FanOutRequest,
     ServerSlots,
     Slot,
     make_slots,
     plan_fan_out,
     split_evenly,
 )
+from remote_tool.workflows.fan_out.request import FanOutRequest
 
 LAUNCH = "20261121-053000-0123456789abcdef0123456789abcdef"
 

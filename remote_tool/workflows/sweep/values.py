@@ -11,6 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
+from remote_tool.workflows.work.placeholders import WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,6 @@ LONGEST_NAME = 60
 SEEDS = 2**32
 # The placeholder for the number of a combination.
 NUMBER = "number"
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 KINDS = "log:1e-5..1e-1, uniform:0..0.5, int:16..512 or choice:adam,sgd"
 
 _FLOAT = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -123,7 +123,7 @@ def check_name(option: str, name: object) -> None:
     Raises:
         UsageError: It is not such a name.
     """
-    if not isinstance(name, str) or not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+    if not isinstance(name, str) or not WORD.fullmatch(name) or len(name) > LONGEST_NAME:
         raise UsageError(
             f"{option}: {name!r:.100} cannot name a parameter",
             hint=f"a letter or _, then letters, digits, . _ -; at most {LONGEST_NAME}",

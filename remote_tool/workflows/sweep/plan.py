@@ -3,130 +3,24 @@
 from __future__ import annotations
 
 import heapq
-import re
-import shlex
 from collections import Counter
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.config.devices import VISIBLE
-from remote_tool.config.limits import check_texts
-from remote_tool.config.sweep_values import NAME, NUMBER, Random, SweepSpec
-from remote_tool.errors import JobError, UsageError
-from remote_tool.launchers.command import with_interpreter
-from remote_tool.launchers.job_request import JobRequest
+from remote_tool.errors import JobError
+from remote_tool.jobs.job import launch_name
 from remote_tool.launchers.nodes import refuse_one_machine
-from remote_tool.launchers.placeholders import is_in_quotes
 from remote_tool.protocol.limits import MOST_AFTER, MOST_SLOTS
 from remote_tool.readable import counted
+from remote_tool.workflows.sweep.request import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from remote_tool.workflows.sweep.request import SweepRequest
 
-TAG = "sweep-"
-NAME_LENGTH = 6
 MOST_PER_SERVER = MOST_SLOTS
 SHOWN_JOBS = 20
-# The state of a combination without a job.
-MISSING = "missing"
-# Braces around a word, unless a $ makes them the shell's; two braces on each side stand for one.
-_PLACEHOLDER = re.compile(rf"(?<!\$)(?:\{{\{{({NAME.pattern})\}}\}}|\{{({NAME.pattern})\}})")
-
-
-@dataclass(frozen=True)
-class SweepRequest(JobRequest):
-    """A job for each combination of parameters; see :class:`JobRequest` for the options that are not listed here.
-
-    Attributes:
-        command: For the shell, with a placeholder for each parameter, such as ``{lr}``; a ``.py`` file as first word
-            runs with the environment's Python.
-        grid: The values of each parameter, as a sequence, or as a text such as ``0.1,0.01`` or ``1..5``.
-        random: Combinations to draw, such as ``Random(20, {"lr": "log:1e-5..1e-1"}, seed=7)``.
-        combinations: Combinations that are listed one by one.
-        gpus: GPUs of each job; 0: one where a server has GPUs, unless ``per_server`` is given.
-        per_server: Run this many jobs at once on each server, without leasing GPUs; None: one on a server without GPUs.
-    """
-
-    grid: Mapping[str, Sequence[object] | str] = field(default_factory=dict, kw_only=True)
-    random: Random = field(default_factory=Random, kw_only=True)
-    combinations: Sequence[Mapping[str, object]] = field(default=(), kw_only=True)
-    per_server: int | None = field(default=None, kw_only=True)
-
-    def __post_init__(self, env: Mapping[str, str] | None) -> None:
-        """Refuse an invalid request."""
-        check_texts(self.command, env or {})
-        example = "helper-sweep --cmd 'train.py --lr {lr}' --grid lr=0.1,0.01"
-        self._check_options(env, example, tags_besides=1, may_wait=True)
-        if self.after:
-            raise UsageError("--after is only for job-run")
-        if self.gpus and self.per_server is not None:
-            raise UsageError(
-                "--gpus and --per-server cannot be combined", hint="With --gpus, free GPUs decide how many run at once"
-            )
-        if self.per_server is not None and self.per_server < 1:
-            raise UsageError(f"--per-server must be at least 1, found {self.per_server}")
-        object.__setattr__(self, "random", self.random.seeded())
-        check_command(self.command, self.made)
-
-    @cached_property
-    def made(self) -> tuple[dict[str, str], ...]:
-        """All combinations, by number."""
-        return SweepSpec(self.command, self.grid, self.random, self.combinations).made()
-
-    def of_job(self, job: SweepJob) -> JobRequest:
-        """Return the request of one job, with what it waits for."""
-        options = {each.name: getattr(self, each.name) for each in fields(JobRequest)}
-        return JobRequest(**{**options, "gpus": job.gpus, "after": job.after, "after_any": bool(job.after)})
-
-    @property
-    def may_lease(self) -> bool:
-        """Return whether its jobs wait for GPUs on servers that have some."""
-        return self.per_server is None and not self.devices and VISIBLE not in self.environment
-
-
-def check_command(command: str, made: Sequence[Mapping[str, str]]) -> None:
-    """Refuse a command with other placeholders than the parameters.
-
-    Raises:
-        UsageError: One is unknown, unused, or in quotes that its value would break.
-    """
-    names, used, position, before = set(made[0]), set(), 0, ""
-    for match in _PLACEHOLDER.finditer(command):
-        before += command[position : match.start()]
-        position, name = match.end(), match[2]
-        if name is None:
-            before += "_"
-            continue
-        if name not in names and name != NUMBER:
-            listed = ", ".join(f"{{{each}}}" for each in (*made[0], NUMBER))
-            raise UsageError(
-                f"--cmd: {{{name}}} is not a parameter of the sweep; it has {listed}",
-                hint=f"{{{{{name}}}}} keeps the braces",
-            )
-        used.add(name)
-        odd = next((each[name] for each in made if name != NUMBER and shlex.quote(each[name]) != each[name]), None)
-        if odd is not None and is_in_quotes(before):
-            raise UsageError(
-                f"--cmd: {{{name}}} is quoted automatically, as {odd!r:.60} needs; remove the quotes around it"
-            )
-        before += "_"
-    if unused := [name for name in made[0] if name not in used]:
-        raise UsageError(
-            f"--cmd does not use the parameter {unused[0]}",
-            hint=f"Add it: --cmd 'train.py --{unused[0]} {{{unused[0]}}}'",
-        )
-
-
-def command_of(template: str, number: int, combination: Mapping[str, str]) -> str:
-    """Return the command of a combination; each value is one quoted word, unless it needs no quotes."""
-    values = {**combination, NUMBER: str(number)}
-
-    def fill(match: re.Match[str]) -> str:
-        return f"{{{match[1]}}}" if match[2] is None else shlex.quote(values[match[2]])
-
-    return _PLACEHOLDER.sub(fill, with_interpreter(template))
 
 
 @dataclass(frozen=True)
@@ -196,7 +90,7 @@ class SweepPlan:
     @property
     def name(self) -> str:
         """Return its short name: the end of its id."""
-        return sweep_name(self.launch_id)
+        return launch_name(self.launch_id)
 
     @property
     def headline(self) -> str:
@@ -283,8 +177,3 @@ def _refuse_too_many(count: int, servers: Sequence[str], queues: Sequence[Server
                 hint="Use more servers, or fewer combinations now and --resume with more later",
                 server=server,
             )
-
-
-def sweep_name(launch_id: str) -> str:
-    """Return the end of an id, the short name of a sweep."""
-    return launch_id[-NAME_LENGTH:]

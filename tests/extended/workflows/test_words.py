@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from remote_tool.launchers.fan_out import FanOutRequest, ServerSlots, plan_fan_out
-from remote_tool.launchers.sweep import command_of
+from remote_tool.workflows.fan_out.plan import ServerSlots, plan_fan_out
+from remote_tool.workflows.fan_out.request import FanOutRequest
+from remote_tool.workflows.sweep.request import command_of
 
 LAUNCH = "20261121-053000-0123456789abcdef0123456789abcdef"
 
