@@ -23,7 +23,7 @@ LAST = "LAST "
 
 
 def sweep_table(found: SweepResults, width: float = math.inf) -> tuple[str, int]:
-    """Return the rows for people, and how many columns with values have no room within a width."""
+    """Return the table for people, and the number of columns with values that do not fit into the width."""
     rows = [_cells(found, row) for row in found.rows]
     if _width(rows) <= width:
         return plain_rows(rows), 0

@@ -81,7 +81,7 @@ class Dispatcher:
                 await queue.until(lambda: queue.is_over or queue.has_work_for(server))
 
     async def _start(self, server: str, taken: Sequence[Assignment]) -> RemoteToolError | None:
-        """Start jobs with one request; return why some did not start."""
+        """Start jobs with one request; return the error of those that did not start."""
         if not taken:
             return None
         answer = await start_specs(self._context, [self._make_spec(each) for each in taken])

@@ -45,14 +45,14 @@ SLOT_TAG = re.compile(r"slot-([0-9]{1,6})")
 
 @dataclass(frozen=True)
 class Ready(Sent):
-    """The servers' facts after the sync."""
+    """The project on the servers, and the facts about each server."""
 
     slots: Sequence[ServerSlots] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class Work:
-    """The work and the slots that do it."""
+    """A fan-out with its slots; it makes the job of each shard."""
 
     config: Config
     request: FanOutRequest
@@ -72,7 +72,7 @@ class Work:
             launch_id=self.plan.launch_id,
             node_rank=shard.number,
             artifacts=wanted_artifacts(self.config.artifacts, shard.globs(self.request.artifacts)),
-            gpus=slot.gpus or (slot.wanted and self.config.servers[slot.server].devices) or None,
+            gpus=slot.gpus or (slot.reserved and self.config.servers[slot.server].devices) or None,
         )
         return complete(spec, self.config, self.request, self.ready, may_run_on_end=False)
 
@@ -228,7 +228,7 @@ async def _repeat_unconfirmed(context: Context, work: Work) -> None:
 
 
 def _recall(work: Work, standing: Standing) -> WorkQueue:
-    """Return the queue as the existing jobs leave it."""
+    """Return the queue: running jobs keep their slots, and missing shards wait."""
 
     def attempt_of(job: Job) -> Attempt:
         return Attempt(work.plan.shards[job.node_rank or 0], _slot_of(job), job)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServerSlots:
-    """A server's facts for a fan-out.
+    """The facts about a server that decide which slots it has.
 
     Attributes:
         server: The server's name.
@@ -40,19 +40,19 @@ class ServerSlots:
 
 @dataclass(frozen=True)
 class Slot:
-    """Runs one job at a time.
+    """A place on a server for one job at a time.
 
     Attributes:
         server: The server.
         number: Counted on the server.
         gpus: GPUs of its jobs; empty if the server has none, or chooses them.
-        wanted: How many GPUs its server reserves for each job; 0: none.
+        reserved: Number of GPUs that the server reserves for each of its jobs; 0: none.
     """
 
     server: str
     number: int
     gpus: tuple[str, ...] = ()
-    wanted: int = 0
+    reserved: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,8 +60,8 @@ class Slot:
 
     @property
     def text(self) -> str:
-        if self.wanted:
-            return counted(self.wanted, "free GPU")
+        if self.reserved:
+            return counted(self.reserved, "free GPU")
         return f"{'GPUs' if len(self.gpus) > 1 else 'GPU'} {','.join(self.gpus)}" if self.gpus else "no GPU"
 
 
@@ -138,7 +138,7 @@ class FanOutPlan:
 
     @property
     def headline(self) -> str:
-        """``4 shards on 4 slots of 2 servers``."""
+        """Return a summary: ``4 shards on 4 slots of 2 servers``."""
         servers = {slot.server for slot in self.slots}
         counts = ((len(self.shards), "shard"), (len(self.slots), "slot"), (len(servers), "server"))
         return "{} on {} of {}".format(*(counted(count, noun) for count, noun in counts))
@@ -183,17 +183,17 @@ def plan_fan_out(request: FanOutRequest, servers: Sequence[ServerSlots], launch_
     return FanOutPlan(launch_id, request.command, used, shards, is_queue=bool(request.items))
 
 
-def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None, wanted: int = 0) -> tuple[Slot, ...]:
+def make_slots(servers: Sequence[ServerSlots], per_server: int | None = None, reserved: int = 0) -> tuple[Slot, ...]:
     """Return one slot for each GPU of every server, or the requested number, which share its GPUs evenly.
 
-    With a number of wanted GPUs, each slot has that many at a time, whichever are free.
+    With ``reserved``, the jobs of a slot have that many GPUs instead, whichever are free.
     """
     refuse_one_machine(servers)
-    if wanted:
+    if reserved:
         return tuple(
-            Slot(each.server, number, wanted=wanted)
+            Slot(each.server, number, reserved=reserved)
             for each in servers
-            for number in range(per_server or each.listed or max(1, len(each.gpus) // wanted))
+            for number in range(per_server or each.listed or max(1, len(each.gpus) // reserved))
         )
     return tuple(
         Slot(each.server, number, gpus)

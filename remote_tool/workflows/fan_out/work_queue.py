@@ -138,7 +138,7 @@ class WorkQueue:
         self._notify()
 
     def give_up(self, server: str) -> list[Attempt]:
-        """Give a server no more shards; return the attempts that may still run there: no other server may do those."""
+        """Give a server no more shards; return its attempts, which may still run and so are started nowhere else."""
         attempts = self.attempts_on(server)
         for attempt in attempts:
             del self.attempts[attempt.job.id]

@@ -94,7 +94,7 @@ class SweepPlan:
 
     @property
     def headline(self) -> str:
-        """``20 combinations on 2 servers: gpu1 12, gpu2 8``."""
+        """Return a summary: ``20 combinations on 2 servers: gpu1 12, gpu2 8``."""
         counts = Counter(job.server for job in self.jobs)
         listed = ", ".join(f"{server} {count}" for server, count in counts.items())
         return f"{counted(len(self.jobs), 'combination')} on {counted(len(counts), 'server')}" + (

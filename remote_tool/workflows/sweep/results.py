@@ -1,4 +1,4 @@
-"""sweep-show: the combinations of a sweep, with what their jobs have reached."""
+"""sweep-show: the combinations of a sweep, with the states and values of their jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUMBER, STATE, SERVER, JOB, DURATION, BEST = "number", "state", "server", "job",
 
 @dataclass(frozen=True)
 class SweepRow:
-    """A combination, and what its job has reached.
+    """A combination, with the state and the values of its job.
 
     Attributes:
         number: From 0.

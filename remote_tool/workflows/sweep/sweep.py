@@ -107,7 +107,7 @@ async def resume(
         # The lock is of the file that was replaced.
         with files.locked(launch_id, "starting"):
             await _repeat_unconfirmed(context, record, begun, {queue.server for queue in queues}, sent)
-            answer = await _start(context, request, planned, sent, _with_open(errors, begun, planned.name))
+            answer = await _start(context, request, planned, sent, _add_running(errors, begun, planned.name))
         return replace(answer, done=standing.done, waiting=frozenset(waiting))
 
 
@@ -132,7 +132,7 @@ def jobs_of(jobs: Iterable[Job], record: SweepRecord) -> list[Job]:
 
 
 def _extended(record: SweepRecord, more: SweepSpec) -> SweepRequest:
-    """Return a sweep's request with the combinations that it does not have yet; its seed draws the same first ones."""
+    """Return a sweep's request with more combinations; its seed draws the same first ones again."""
     request, name = record.request, launch_name(record.launch_id)
     if more.command not in {"", request.command}:
         raise UsageError(
@@ -160,7 +160,7 @@ async def _make_ready(
     begun: Collection[Job],
     failed: Mapping[str, RemoteToolError] | None = None,
 ) -> tuple[Sent, list[ServerQueue], dict[str, RemoteToolError]]:
-    """Send the project, and ask the servers what they have to do already."""
+    """Send the project, and ask the servers for their GPUs and their load."""
     find_command_script(context, request)
     frozen = is_frozen(context.config, request, waits=True)
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
@@ -204,23 +204,23 @@ async def _ask_queues(
 
 
 def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None, before: Sequence[Job]) -> ServerQueue:
-    """Return what a server can do.
+    """Return how many jobs a server runs at once, and its load.
 
     Raises:
         JobError: It has too few GPUs, or cannot tell which are free.
     """
     total = free.total if free else 0
-    wanted = request.gpus or min(1, total)
-    if total < wanted or (request.may_lease and server.gpus and not total):
-        why = free.problem(max(1, wanted)) if free else ""
+    per_job = request.gpus or min(1, total)
+    if total < per_job or (request.may_lease and server.gpus and not total):
+        why = free.problem(max(1, per_job)) if free else ""
         raise JobError(f"{server.server}: {why}", hint="--per-server 1 waits for no GPUs", server=server.server)
     ids = tuple(job.id for job in before)
-    if free is None or not wanted:
+    if free is None or not per_job:
         slots = request.per_server or server.listed or 1
         chained = tuple(job.id for job in before if job.slots is None and not job.gpu_count)
         return ServerQueue(server.server, 0, slots, len(before), server.place, ids, chained)
-    load = (total - free.free + sum(free.waiting)) / wanted
-    return ServerQueue(server.server, wanted, total // wanted, load, server.place, ids)
+    load = (total - free.free + sum(free.waiting)) / per_job
+    return ServerQueue(server.server, per_job, total // per_job, load, server.place, ids)
 
 
 def _plan(request: SweepRequest, numbers: Sequence[int], queues: Sequence[ServerQueue], launch_id: str) -> SweepPlan:
@@ -290,8 +290,10 @@ async def _repeat_unconfirmed(
     await start_specs(context, [_as_spec(context, request, record.launch_id, job, sent) for job in begun], again=True)
 
 
-def _with_open(errors: Mapping[str, RemoteToolError], jobs: Iterable[Job], name: str) -> Mapping[str, RemoteToolError]:
-    """Add the number of jobs that may still run on a server without an answer to its error."""
+def _add_running(
+    errors: Mapping[str, RemoteToolError], jobs: Iterable[Job], name: str
+) -> Mapping[str, RemoteToolError]:
+    """Add to each server's error how many jobs may still run there; return the errors."""
     left = Counter(job.server for job in jobs)
     for server, error in errors.items():
         if count := left[server]:

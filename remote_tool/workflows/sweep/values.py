@@ -46,7 +46,7 @@ class Random:
     seed: int | None = None
 
     @property
-    def is_wanted(self) -> bool:
+    def is_given(self) -> bool:
         """Return whether there is something to draw."""
         return bool(self.count or self.parameters)
 
@@ -75,7 +75,7 @@ class SweepSpec:
     @property
     def is_empty(self) -> bool:
         """Return whether no parameter is given."""
-        return not (self.grid or self.random.is_wanted or self.combinations)
+        return not (self.grid or self.random.is_given or self.combinations)
 
     def made(self) -> tuple[dict[str, str], ...]:
         """Return the combinations, the last parameter of the grid varying fastest.
@@ -179,7 +179,7 @@ def combine(
     """
     axes: list[Sequence[Mapping[str, str]]] = [
         *([check_listed(listed)] if listed else []),
-        *([draw(drawn)] if drawn.is_wanted else []),
+        *([draw(drawn)] if drawn.is_given else []),
         *([{name: value} for value in values] for name, values in grid.items()),
     ]
     if not axes:
@@ -193,27 +193,27 @@ def combine(
     return tuple({name: value for part in parts for name, value in part.items()} for parts in product(*axes))
 
 
-def draw(drawn: Random) -> list[dict[str, str]]:
+def draw(settings: Random) -> list[dict[str, str]]:
     """Draw different combinations; the same seed and parameters draw the same ones, also as the first of more.
 
     Raises:
         UsageError: How to draw one is invalid, or there are not so many different ones.
     """
-    if drawn.count < 1 or not drawn.parameters:
+    if settings.count < 1 or not settings.parameters:
         raise UsageError("--random needs a number of combinations and parameters", hint="--random 20 lr=log:1e-5..1e-1")
-    if drawn.count > MOST_COMBINATIONS:
-        raise _too_many(drawn.count)
+    if settings.count > MOST_COMBINATIONS:
+        raise _too_many(settings.count)
     sources = {
-        name: (drawer(name, text), random.Random(f"{drawn.seed} {name}"))  # noqa: S311 - not a secret
-        for name, text in drawn.parameters.items()
+        name: (drawer(name, text), random.Random(f"{settings.seed} {name}"))  # noqa: S311 - not a secret
+        for name, text in settings.parameters.items()
     }
     found: dict[tuple[str, ...], None] = {}
     tries = 0
-    while len(found) < drawn.count:
+    while len(found) < settings.count:
         values = tuple(make(chance.random()) for make, chance in sources.values())
         tries = tries + 1 if values in found else 0
         if tries > MOST_TRIES:
-            raise UsageError(f"--random {drawn.count}: only {len(found)} different combinations were found")
+            raise UsageError(f"--random {settings.count}: only {len(found)} different combinations were found")
         found[values] = None
     return [dict(zip(sources, values, strict=True)) for values in found]
 
@@ -237,7 +237,7 @@ def check_listed(listed: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, s
 
 
 def identity_of(combination: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return what makes two combinations the same: names and values, in any order."""
+    """Return the names and values in a fixed order, so that they can be compared."""
     return tuple(sorted(combination.items()))
 
 

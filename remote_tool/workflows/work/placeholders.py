@@ -1,8 +1,8 @@
-"""The placeholders of commands: ``{shard}`` and ``{item}`` of a fan-out, ``{lr}`` of a sweep.
+"""The placeholders in commands: ``{shard}`` and ``{item}`` of a fan-out, ``{lr}`` of a sweep.
 
-Only the braces differ. To a fan-out all of them are its own, as in a format string of Python: ``{{`` is a literal one,
-and ``${HOME}`` is refused. A sweep has only words in braces, as its commands are more often full of others:
-``${HOME}``, ``{"lr": 1}`` and ``{a,b}`` stay as they are, and ``{{word}}`` is a literal ``{word}``.
+The two read braces differently. In a fan-out every brace counts, as in a format string of Python: ``{{`` is a literal
+one, and ``${HOME}`` is refused. In a sweep only a single word in braces is a placeholder: ``${HOME}``, ``{"lr": 1}``
+and ``{a,b}`` stay as they are, and ``{{word}}`` is a literal ``{word}``.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Standing:
     Attributes:
         succeeded: The job that did a part, by the number of the part, unless its record was removed.
         done: Numbers of all parts that are done.
-        running: Jobs that may still do a part.
+        running: The jobs that may still run, of parts that are not done.
         missing: Numbers of the parts that are neither done nor running.
     """
 
@@ -80,7 +80,7 @@ class Standing:
 
     @classmethod
     def of(cls, parts: int, recorded: frozenset[int], jobs: Iterable[Job]) -> Standing:
-        """Judge the jobs of work by the numbers of their parts; ``recorded`` are done, with or without a job."""
+        """Return how far work has come by its jobs; the parts in ``recorded`` are done whatever their jobs say."""
         numbers = range(parts)
         own = [(job.node_rank or 0, job) for job in jobs if job.node_rank in numbers]
         succeeded = {number: job for number, job in own if job.state is JobState.SUCCEEDED}

@@ -62,7 +62,7 @@ class SweptOptions:
     ] = ""
 
     def read(self, distributions: list[str] | None) -> SweepSpec:
-        """Return the command and the parameters, of the options and of the file.
+        """Return the command and the parameters from the options and the file.
 
         Raises:
             UsageError: They are invalid, or given both here and in the file.
@@ -75,7 +75,7 @@ class SweptOptions:
         if self.random is not None:
             drawn = Random(self.random, assignments("--random", distributions or ()))
         self._refuse_twice("--cmd", self.cmd, found.command)
-        self._refuse_twice("--random", self.random is not None, found.random.is_wanted)
+        self._refuse_twice("--random", self.random is not None, found.random.is_given)
         for name in grid:
             self._refuse_twice(f"--grid {name}", grid, name in found.grid)
         seed = drawn.seed if self.random_seed is None else self.random_seed
@@ -119,20 +119,20 @@ def helper_sweep(
 
     Distributions for --random: lr=log:1e-5..1e-1, drop=uniform:0..0.5, width=int:16..512, opt=choice:adam,sgd
     """
-    wanted = swept.read(distributions)
+    spec = swept.read(distributions)
     if swept.resume:
         # More combinations may be given.
         refuse_beside_resume(f"remote-tool helper-sweep --resume {swept.resume}", start, dry_run=dry_run)
-        _show(*_resume(connection.console("queuing"), swept.resume, start, wanted), json=json)
+        _show(*_resume(connection.console("queuing"), swept.resume, start, spec), json=json)
         return
     # Without GPUs, there is always a number of jobs at once.
     alone = 1 if start.gpus == 0 else None
     request = start.request(
         SweepRequest,
-        command=wanted.command,
-        grid=wanted.grid,
-        random=wanted.random,
-        combinations=wanted.combinations,
+        command=spec.command,
+        grid=spec.grid,
+        random=spec.random,
+        combinations=spec.combinations,
         gpus=start.gpus or 0,
         per_server=start.per_server or alone,
     )
@@ -142,7 +142,7 @@ def helper_sweep(
     with connection.console("queuing") as console:
         workspace = start.find_workspace(console)
         answer = workspace.sweep(request, check=False)
-    if request.random.is_wanted:
+    if request.random.is_given:
         inform(f"random seed: {request.random.seed}")
     _show(workspace, answer, json=json)
 
