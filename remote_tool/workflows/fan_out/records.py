@@ -44,7 +44,7 @@ def find_record(folder: Path, word: str) -> FanOutRecord:
 
 
 def _read(values: Mapping[str, Any]) -> FanOutRecord:
-    shards = read_field(values, "shards", "int")
+    shards = read_field(values, "shards", int)
     if not 1 <= shards <= MOST_SHARDS:
         raise ValueError(f"{shards} shards")
     return FanOutRecord(request=read_request(FanOutRequest, values), shards=shards, **read_others(values))

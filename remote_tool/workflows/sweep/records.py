@@ -54,12 +54,12 @@ def listing(request: SweepRequest) -> SweepRequest:
 
 
 def _read(values: Mapping[str, Any]) -> SweepRecord:
-    names, rows = read_field(values, "parameters", "tuple[str, ...]"), values["combinations"]
+    names, rows = read_field(values, "parameters", tuple[str, ...]), values["combinations"]
     if not isinstance(rows, list) or not 0 < len(rows) <= MOST_COMBINATIONS:
         raise ValueError("no combinations, or too many")
     combinations = [
-        dict(zip(names, read_field({"values": row}, "values", "tuple[str, ...]"), strict=True)) for row in rows
+        dict(zip(names, read_field({"values": row}, "values", tuple[str, ...]), strict=True)) for row in rows
     ]
-    seed = Random(seed=read_field(values, "random_seed", "int | None"))
+    seed = Random(seed=read_field(values, "random_seed", int | None))
     request = read_request(SweepRequest, values, combinations=combinations, random=seed)
     return WorkRecord(request=request, **read_others(values))

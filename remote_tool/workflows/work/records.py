@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import json
 import os
-import re
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from remote_tool.errors import JobError, UsageError
 from remote_tool.jobs.job import FAN_OUT_TAG, SWEEP_TAG, JobState, launch_name
 from remote_tool.jobs.records import JOB_ID
 from remote_tool.protocol import strict_json
+from remote_tool.protocol.artifact_patterns import ArtifactPattern
 from remote_tool.system.files import read_bounded, write_atomically
 from remote_tool.system.locks import lock, unlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from pathlib import Path
 
     from remote_tool.jobs.job import Job
@@ -39,8 +40,6 @@ _NOT_RECORDED = {
 }
 # Fan-outs of the first versions had no host list, and began in the project's folder, whatever is configured now.
 _OF_EARLIER_VERSIONS: dict[str, Any] = {"listed": {}, "workdir": "", "done": []}
-_TYPES = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "None": (NoneType,)}
-_OR = re.compile(r" \| (?![^\[]*\])")
 
 
 @dataclass(frozen=True)
@@ -236,9 +235,12 @@ def sweep_files(folder: Path) -> WorkFiles:
     return WorkFiles(folder, "sweep", SWEEP_TAG)
 
 
-def recorded_fields(kind: type[JobRequest]) -> dict[str, str]:
-    """Return the fields of a request that its record has, each with its type as written."""
-    return {each.name: str(each.type) for each in fields(kind) if each.name not in _NOT_RECORDED}
+def recorded_fields(kind: type[JobRequest]) -> dict[str, Any]:
+    """Return the fields of a request that its record has, each with its type."""
+    # Modules import these for type checkers only.
+    names = {"ArtifactPattern": ArtifactPattern, "Mapping": Mapping, "Sequence": Sequence}
+    types = get_type_hints(kind, localns=names)
+    return {each.name: types[each.name] for each in fields(kind) if each.name not in _NOT_RECORDED}
 
 
 def read_request(kind: type[R], values: Mapping[str, Any], **own: Any) -> R:  # noqa: ANN401 - fields of the request
@@ -254,13 +256,13 @@ def read_others(values: Mapping[str, Any]) -> dict[str, Any]:
     listed = values["listed"]
     return {
         "launch_id": values["launch_id"],
-        "variables": read_field(values, "variables", "tuple[str, ...]"),
-        "listed": {name: read_field(listed, name, "int | None") for name in listed},
+        "variables": read_field(values, "variables", tuple[str, ...]),
+        "listed": {name: read_field(listed, name, int | None) for name in listed},
         "done": _done(values),
     }
 
 
-def read_field(values: Mapping[str, Any], name: str, of_type: str) -> Any:  # noqa: ANN401 - of the given type
+def read_field(values: Mapping[str, Any], name: str, of_type: Any) -> Any:  # noqa: ANN401 - any type
     """Return a value, a list as a tuple.
 
     Raises:
@@ -273,20 +275,17 @@ def read_field(values: Mapping[str, Any], name: str, of_type: str) -> Any:  # no
     return tuple(value) if isinstance(value, list) else value
 
 
-def _has_type(value: object, of_type: str) -> bool:
-    return any(_is_one(value, one) for one in _OR.split(of_type))
-
-
-def _is_one(value: object, of_type: str) -> bool:
-    if not of_type.startswith("tuple["):
-        return type(value) in _TYPES.get(of_type, ())
-    of_each = of_type.removeprefix("tuple[").removesuffix(", ...]")
-    return isinstance(value, list) and all(_has_type(each, of_each) for each in value)
+def _has_type(value: object, of_type: Any) -> bool:  # noqa: ANN401 - any type
+    if get_origin(of_type) in {UnionType, Union}:
+        return any(_has_type(value, one) for one in get_args(of_type))
+    if get_origin(of_type) is tuple:
+        return isinstance(value, list) and all(_has_type(each, get_args(of_type)[0]) for each in value)
+    return type(value) is of_type or (type(value) is int and of_type is float)
 
 
 def _count_parts(values: Mapping[str, Any]) -> int:
-    return len(values["combinations"]) if "combinations" in values else int(read_field(values, "shards", "int"))
+    return len(values["combinations"]) if "combinations" in values else int(read_field(values, "shards", int))
 
 
 def _done(values: Mapping[str, Any]) -> frozenset[int]:
-    return frozenset(read_field(values, "done", "tuple[int, ...]"))
+    return frozenset(read_field(values, "done", tuple[int, ...]))
