@@ -149,7 +149,8 @@ async def resume(
         servers = choose_servers(context.config, request.servers)
         await refresh(context, servers)
         ready = await _make_ready(context, request, {**record.listed, **context.config.listed})
-        slots, shards = make_slots(ready.slots, request.per_server), make_shards(request, record.shards)
+        slots = make_slots(ready.slots, request.per_server, request.gpus)
+        shards = make_shards(request, record.shards)
         work = Work(
             context.config, request, FanOutPlan(record.launch_id, request.command, slots, shards, is_queue=True), ready
         )

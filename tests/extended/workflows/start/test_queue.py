@@ -11,6 +11,7 @@ import pytest
 from remote_tool import FanOutRequest, Hooks, JobSelection, JobState, LaunchRequest, StartRequest, Workspace
 from remote_tool.errors import JobError, UsageError
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.fan_out.observer import Observer
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.events import Event
+    from remote_tool.workflows.fan_out.plan import FanOutPlan
     from tests.sshd import TestServer
 
 SHOW = 'echo "$CUDA_VISIBLE_DEVICES"'
@@ -247,6 +249,20 @@ def test_the_jobs_of_a_fan_out_reserve_their_gpus(queues: Queues) -> None:
     shown = sorted((job.server, queues.output(job)) for job in answer.jobs)
     assert {server for server, _ in shown} == {"first", "second"}
     assert all(text in {"GPU-0\n", "GPU-1\n"} for _, text in shown)
+
+
+@pytest.mark.row(280)
+def test_a_resumed_fan_out_reserves_as_many_gpus_as_before(queues: Queues) -> None:
+    queues.put_gpus(first=2, second=2)
+    plans: list[FanOutPlan] = []
+    observer = Observer(plans.append)
+    request = FanOutRequest(f"test -e {queues.go} && {SHOW}", total=2, sync=False, gpus=2, retries=0)
+    answer = queues.workspace.fan_out(request, observer=observer, check=False)
+    assert len(answer.failed) == 2
+    queues.go.touch()
+    again = queues.workspace.resume_fan_out(answer.launch_id, sync=False, observer=observer)
+    assert plans[1].slots == plans[0].slots
+    assert [queues.output(job) for job in again.jobs if job.state is JobState.SUCCEEDED] == ["GPU-0,GPU-1\n"] * 2
 
 
 @pytest.mark.row(279)
