@@ -14,7 +14,7 @@ from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync import interrupted_sync
 from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
 from remote_tool.workflows.clean.local import clean_here, is_followed, note_done
-from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest, Item, read_items
+from remote_tool.workflows.clean.request import CleanAnswer, CleanItem, CleanRequest, read_items
 from remote_tool.workflows.home_groups import Groups
 from remote_tool.workflows.selection import JobSelection, choose_jobs, choose_servers
 from remote_tool.workflows.status.query import ask_about_jobs
@@ -23,7 +23,7 @@ from remote_tool.workflows.sync.adoption import find_folders_of_others
 from remote_tool.workflows.work.records import fan_out_files, sweep_files
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
