@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from remote_tool import FollowOptions, JobSelection, LaunchRequest, StartRequest, Workspace
-    from remote_tool.cli.status_line.live_status import LiveStatus
+    from remote_tool.cli.status_line import LiveStatus
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.jobs.failures import RankFailure
     from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, OnChunk
@@ -98,7 +98,7 @@ def bring_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
 def _live_status(patterns: Mapping[str, str] | None) -> AbstractContextManager[LiveStatus | None]:
     if patterns is None or not streams.can_hold_line():
         return nullcontext()
-    from remote_tool.cli.status_line.live_status import LiveStatus  # noqa: PLC0415 - in a pipe Rich need not load
+    from remote_tool.cli.status_line import LiveStatus  # noqa: PLC0415 - in a pipe Rich need not load
 
     return LiveStatus(patterns)
 

@@ -34,7 +34,7 @@ PATTERNS = {
 }
 _BAR = re.compile(r"\|\s?\d+/\d+ \[|\]\[\s*\d+/\d+\]")
 _END_OF_LINE = re.compile(r"[\r\n]+")
-_COLOUR = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
+_COLOR = re.compile(r"\x1b\[[0-9;:?]{0,40}[A-Za-z]")
 
 
 def is_bar(line: str) -> bool:
@@ -58,7 +58,7 @@ class StatusReader:
 
         While there is a progress bar, only the bar gives the step, not text that mentions one.
         """
-        plain = [_COLOUR.sub("", line[-2 * LONGEST_LINE :])[-LONGEST_LINE:] for line in lines][-MOST_LINES:]
+        plain = [_COLOR.sub("", line[-2 * LONGEST_LINE :])[-LONGEST_LINE:] for line in lines][-MOST_LINES:]
         bars = [line for line in plain if is_bar(line)] if has_bar and self._counts_bars else plain
         found = {}
         for name in list(self._patterns):

@@ -9,6 +9,7 @@ import typer
 
 import remote_tool
 from remote_tool.cli.groups import Connection, NamedJobs, Targets
+from remote_tool.cli.local_screen import LocalScreen
 from remote_tool.cli.options import (
     Command,
     Devices,
@@ -22,7 +23,6 @@ from remote_tool.cli.options import (
 from remote_tool.cli.output.console import inform, leave_unless_ok
 from remote_tool.cli.program import PROGRAM
 from remote_tool.cli.tables.jobs import how_it_ended
-from remote_tool.cli.terminal.local_screen import LocalScreen
 from remote_tool.config.devices import parse_devices
 from remote_tool.errors import UsageError
 from remote_tool.workflows.selection import JobSelection

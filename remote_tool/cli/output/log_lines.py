@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # A longer line is passed on in pieces, to bound memory.
 LONGEST_LINE = 64 * 1024
 _CLEAR_LINE = "\r\x1b[K"
-COLOURS = (36, 33, 35, 32, 34, 31)
+COLORS = (36, 33, 35, 32, 34, 31)
 
 
 class ExactOutput:
@@ -55,16 +55,16 @@ class _Terminal:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._waiting = ""
-        self._coloured = False
+        self._has_color = False
 
     def write(self, data: bytes) -> None:
         shown, self._waiting = harmless_stream(self._waiting + self._decoder.decode(data))
-        self._coloured = self._coloured or "\x1b" in shown
+        self._has_color = self._has_color or "\x1b" in shown
         streams.write_text(self._stream, shown)
 
     def end(self) -> None:
         rest = self._waiting + self._decoder.decode(b"", final=True)
-        streams.write_text(self._stream, harmless_line(rest) + ("\x1b[0m" if self._coloured else ""))
+        streams.write_text(self._stream, harmless_line(rest) + ("\x1b[0m" if self._has_color else ""))
 
 
 class LabelledOutput:
@@ -107,8 +107,8 @@ class LabelledOutput:
         number = self._labels.setdefault(label, len(self._labels))
         self._width = max(self._width, len(label))
         text = f"{one_line(label):{self._width}} |"
-        if streams.has_colour(stream):
-            text = f"\x1b[{COLOURS[number % len(COLOURS)]}m{text}\x1b[0m"
+        if streams.has_color(stream):
+            text = f"\x1b[{COLORS[number % len(COLORS)]}m{text}\x1b[0m"
         return f"{text} ".encode()
 
 

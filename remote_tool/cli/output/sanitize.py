@@ -8,10 +8,10 @@ import re
 _STEERING = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _HOSTILE = re.compile(f"[\x00-\x08\x0b-\x1f{_STEERING}]")
 # Colors (SGR) and "erase the line", used by progress bars; any other escape sequence is unsafe.
-_COLOUR = r"\x1b\[[0-9;:]{0,40}m"
+_COLOR = r"\x1b\[[0-9;:]{0,40}m"
 _ERASE = r"\x1b\[[0-2]?K"
-_HOSTILE_IN_LINE = re.compile(f"({_COLOUR})|{_ERASE}|[\x00-\x08\x0b-\x1f{_STEERING}]")
-_HOSTILE_IN_STREAM = re.compile(f"({_COLOUR}|{_ERASE})|[\x00-\x08\x0b\x0c\x0e-\x1f{_STEERING}]")
+_HOSTILE_IN_LINE = re.compile(f"({_COLOR})|{_ERASE}|[\x00-\x08\x0b-\x1f{_STEERING}]")
+_HOSTILE_IN_STREAM = re.compile(f"({_COLOR}|{_ERASE})|[\x00-\x08\x0b\x0c\x0e-\x1f{_STEERING}]")
 _UNINDENTED = re.compile(r"\n(?!  )")
 _BEGINNING = re.compile(r"\x1b(\[[0-9;:]{0,40})?\Z")
 

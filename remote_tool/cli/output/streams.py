@@ -78,7 +78,7 @@ def width() -> float:
     return get_terminal_size().columns if is_terminal(OUT) else math.inf
 
 
-def has_colour(descriptor: int) -> bool:
+def has_color(descriptor: int) -> bool:
     """Return whether to use colors: https://no-color.org."""
     return is_terminal(descriptor) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remote_tool.cli.terminal.escapes import Escapes, Key
+from remote_tool.cli.local_screen import Escapes, Key
 from remote_tool.protocol.terminal import ScreenModes, without_questions
 
 DETACH, SUSPEND, HELP = Key.DETACH, Key.SUSPEND, Key.HELP

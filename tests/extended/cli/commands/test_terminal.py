@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import Workspace
-from remote_tool.cli.terminal.notice_line import LAST, NOT_BELOW
+from remote_tool.cli.local_screen import LAST, NOT_BELOW
 from remote_tool.jobs.job import JobState
 from remote_tool.workflows.selection import JobsAnswer
 from remote_tool.workflows.terminal.shell import ShellRequest

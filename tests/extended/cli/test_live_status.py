@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.sshd import TestServer
 
-REPOSITORY = Path(__file__).parents[4]
+REPOSITORY = Path(__file__).parents[3]
 TRAIN = """
 import os, sys, time
 sys.stdout.reconfigure(line_buffering=True)
@@ -37,7 +37,7 @@ while not os.path.exists("go"):
 SHOW = """
 import sys, time
 from remote_tool.cli.following import Output
-from remote_tool.cli.status_line.live_status import LiveStatus
+from remote_tool.cli.status_line import LiveStatus
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.jobs.follow import Chunk
 job = Job(1, "id", "gpu1", "train", JobState.RUNNING)

@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from remote_tool.cli.status_line.live_status import _Source
-from remote_tool.cli.status_line.metrics import Pace, duration, status_text
+from remote_tool.cli.status_line import Pace, _Source, duration, status_text
 from remote_tool.jobs import status_values
 from remote_tool.jobs.status_values import StatusReader, last_values
 

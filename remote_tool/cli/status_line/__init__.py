@@ -1,3 +1,0 @@
-"""The status line at the bottom of the screen."""
-
-__all__ = ["live_status"]
