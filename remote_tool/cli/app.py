@@ -146,4 +146,4 @@ def _outside(handler: CodeType, frame: FrameType | None) -> FrameType | None:
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
     """Exit as on Ctrl-C, so that connections, programs and temporary files are cleaned up."""
-    sys.exit(streams.CLOSED_PIPE if streams.reader_gone.is_set() else 128 + number)
+    sys.exit(streams.CLOSED_PIPE if streams.reader_closed.is_set() else 128 + number)

@@ -26,7 +26,7 @@ def _explain_file(problem: OSError) -> RemoteToolError | None:
         message = "Cannot create a temporary file: too many files are open, or the disk is full"
         return RemoteToolError(message, hint=f"ulimit -n {MOST_FILES}, or TMPDIR=FOLDER for a folder on another disk")
     place = os.fsdecode(problem.filename) if isinstance(problem.filename, str | bytes) else ""
-    if problem.errno == errno.EBADF and streams.OUT in streams.closed:
+    if problem.errno == errno.EBADF and streams.OUT in streams.closed_at_start:
         return RemoteToolError("Cannot write: standard output is closed", hint="To discard the output: >/dev/null")
     if problem.errno in _DISK:
         return RemoteToolError(f"Cannot write{place and f' {place}'}: {problem.strerror}", hint="df -h .")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from remote_tool.cli.output.console import ask, inform, show_error
+from remote_tool.cli.output.console import inform, show_error
+from remote_tool.cli.output.questions import ask
 from remote_tool.errors import RemoteToolError, UsageError
 from remote_tool.workflows.servers.init import InitAnswers, ServerAnswer, check_answers, parse_server_option
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from remote_tool.cli.following import show_problems
-from remote_tool.cli.output.console import ask, can_ask, inform, leave_unless_ok, print_data
+from remote_tool.cli.output.console import inform, leave_unless_ok, print_data
 from remote_tool.cli.output.json_output import print_json, started_document
+from remote_tool.cli.output.questions import ask, can_ask
 from remote_tool.cli.tables.jobs import how_it_ended
 from remote_tool.config.servers import ALL_SERVERS
 from remote_tool.errors import UsageError

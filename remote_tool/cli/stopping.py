@@ -11,7 +11,8 @@ import typer
 
 from remote_tool.cli.following import show_problems
 from remote_tool.cli.output import streams
-from remote_tool.cli.output.console import ask, can_ask, inform, leave_unless_ok
+from remote_tool.cli.output.console import inform, leave_unless_ok
+from remote_tool.cli.output.questions import ask, can_ask
 from remote_tool.cli.output.sanitize import escape_controls
 from remote_tool.cli.tables.jobs import print_jobs, short_command
 from remote_tool.errors import UsageError

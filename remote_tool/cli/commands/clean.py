@@ -8,8 +8,9 @@ import typer
 
 from remote_tool.cli.groups import Connection, NamedJobs, Targets
 from remote_tool.cli.options import AsJson, Yes
-from remote_tool.cli.output.console import can_ask, confirm, inform, leave_unless_ok, show_failures
+from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json
+from remote_tool.cli.output.questions import can_ask, confirm
 from remote_tool.cli.tables.jobs import print_items
 from remote_tool.config.forms import read_age
 from remote_tool.errors import SomeServersFailedError, UsageError

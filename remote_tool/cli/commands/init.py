@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from remote_tool.cli.options import Verbose
-from remote_tool.cli.output.console import can_ask, inform
+from remote_tool.cli.output.console import inform
+from remote_tool.cli.output.questions import can_ask
 from remote_tool.cli.prompts import ask_answers
 from remote_tool.config.hosts import load_hostfile, parse_hosts
 from remote_tool.paths import current_folder

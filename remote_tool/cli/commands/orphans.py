@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from remote_tool.cli.output import streams
-from remote_tool.cli.output.console import can_ask, confirm, inform, leave_unless_ok, show_failures
+from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import orphans_document, print_json
+from remote_tool.cli.output.questions import can_ask, confirm
 from remote_tool.cli.tables.jobs import print_orphans
 from remote_tool.errors import SomeServersFailedError
 from remote_tool.jobs.job import DEFAULT_GRACE

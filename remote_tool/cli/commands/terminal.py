@@ -66,7 +66,7 @@ def shell(  # noqa: PLR0913 - one parameter per option
     )
     screen = LocalScreen(bracket=keep is not None, help_text=KEYS if keep is None else KEYS_OF_JOB)
     with screen.restored(), connection.console() as console:
-        console.taken = screen
+        console.screen = screen
         ended = targets.find_workspace(console).shell(request, screen)
     if ended.job is not None and ended.ended_unseen:
         _inform_of_unseen_end(ended.job)
@@ -83,7 +83,7 @@ def job_attach(*, named: NamedJobs, connection: Connection) -> None:
         raise UsageError("job-attach takes one job", hint=f"{PROGRAM} job-attach KEY; keys are in {PROGRAM} job-list")
     screen = LocalScreen(bracket=True, help_text=KEYS_OF_JOB)
     with screen.restored(), connection.console() as console:
-        console.taken = screen
+        console.screen = screen
         attached = console.find_workspace().attach(JobSelection(jobs=named.names), screen)
     if attached.end.exit_code is None:
         inform(f"{screen.line_break}detached; attach again: {PROGRAM} job-attach {attached.job.key}")

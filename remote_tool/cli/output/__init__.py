@@ -1,3 +1,3 @@
 """Printing to the terminal and to pipes."""
 
-__all__ = ["console", "json_output", "log_lines", "sanitize", "streams"]
+__all__ = ["console", "json_output", "log_lines", "questions", "sanitize", "streams"]

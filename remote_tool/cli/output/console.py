@@ -1,10 +1,9 @@
-"""The only code that prints progress, notices, questions and errors. Data goes to stdout, the rest to stderr."""
+"""Print data on stdout, and progress, notices and errors on stderr."""
 
 from __future__ import annotations
 
 import logging
 import re
-import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext
@@ -14,8 +13,8 @@ import typer
 
 import remote_tool
 from remote_tool.cli.output import streams
+from remote_tool.cli.output.questions import ask_hidden, can_ask, confirm_on_any_thread
 from remote_tool.cli.output.sanitize import escape_controls, one_line, paragraph
-from remote_tool.cli.output.terminal import ask_hidden, read_line
 from remote_tool.errors import ConfigError, RemoteToolError, SomeServersFailedError
 from remote_tool.paths import REMOTE_FOLDER, current_folder, inside_project
 from remote_tool.redaction import redact
@@ -38,7 +37,7 @@ SSH_LOG_VERBOSITY = 2
 LONGEST_LABEL = 500
 # This many servers are named beside a hint.
 MOST_NAMES = 8
-# Differs by server; the first one's stands for all.
+# A command in a hint that differs by server: the first one is shown for all.
 _SSH_COMMAND = re.compile(r"\bssh .*@\S+")
 # In a pipe: seconds until a running step first reports progress, and between further reports.
 FIRST_PROGRESS, NEXT_PROGRESS = 5.0, 30.0
@@ -62,7 +61,7 @@ def inform(text: str) -> None:
 
 
 def say(*parts: str | tuple[str, str], wraps: bool = False) -> None:
-    """Print escaped text on stderr; a part may have a style, which shows on a terminal."""
+    """Print escaped text on stderr; on a terminal, a part may have a style."""
     parts = tuple(redact(part) if isinstance(part, str) else (redact(part[0]), part[1]) for part in parts)
     if streams.is_terminal(streams.ERR):
         from remote_tool.cli.output.progress import print_styled  # noqa: PLC0415 - in a pipe Rich need not load
@@ -73,7 +72,7 @@ def say(*parts: str | tuple[str, str], wraps: bool = False) -> None:
 
 
 def say_wrapped(*parts: str | tuple[str, str]) -> None:
-    """As :func:`say`, for sentences: on a terminal, lines break between words."""
+    """Print sentences on stderr like :func:`say`; on a terminal, lines break between words."""
     say(*parts, wraps=True)
 
 
@@ -91,7 +90,7 @@ def show_failures(failures: Mapping[str, RemoteToolError]) -> None:
     """Print the error of each server; then each hint, once for all servers that need it."""
     errors = list(failures.values())
     if len(errors) > 1 and not errors[0].server and all(error is errors[0] for error in errors):
-        # Something on this machine.
+        # The problem is on this machine.
         show_error(errors[0])
         return
     for server, error in failures.items():
@@ -117,9 +116,9 @@ def _general(hint: str, server: str) -> str:
 
 
 def _naming(server: str, text: str) -> str:
-    """Return a text that names its server: unchanged if it contains the name as a word of its own."""
-    there = re.search(rf"(?<![\w.-]){re.escape(server)}(?![\w-]|\.\w)", text)
-    return text if there or not server else f"{server}: {text}"
+    """Return a text with the name of its server before it, unless it contains the name as a word of its own."""
+    is_named = re.search(rf"(?<![\w.-]){re.escape(server)}(?![\w-]|\.\w)", text)
+    return text if is_named or not server else f"{server}: {text}"
 
 
 def _show_hint(hint: str, servers: Sequence[str] = ()) -> None:
@@ -129,10 +128,10 @@ def _show_hint(hint: str, servers: Sequence[str] = ()) -> None:
         say_wrapped(("hint", "bold"), f"{names and f' ({one_line(names)})'}: {one_line(hint)}")
 
 
-def inform_of_interruption(left: str) -> None:
-    """Print that Ctrl-C ended the command, and what to do next."""
+def inform_of_interruption(consequence: str) -> None:
+    """Print that Ctrl-C ended the command, and what is left or to do next, such as ``; run it again to resume``."""
     # The terminal has written ^C.
-    inform(("\n" if streams.is_terminal(streams.ERR) else "") + "interrupted" + left)
+    inform(("\n" if streams.is_terminal(streams.ERR) else "") + "interrupted" + consequence)
 
 
 def leave_unless_ok(exit_code: int) -> None:
@@ -141,40 +140,15 @@ def leave_unless_ok(exit_code: int) -> None:
         raise typer.Exit(exit_code)
 
 
-def can_ask() -> bool:
-    """Whether a user can answer."""
-    return sys.stdin.isatty() and streams.is_terminal(streams.ERR)
-
-
-def ask(question: str, default: str = "") -> str:
-    """Ask on the terminal; an empty answer means the default, and Ctrl-D leaves as Ctrl-C does."""
-    shown = f" [{default}]" if default else ""
-    streams.write_text(streams.ERR, f"{escape_controls(question)}{escape_controls(shown)}: ")
-    line = sys.stdin.readline()
-    if not line:
-        streams.write_text(streams.ERR, "\n")
-        raise KeyboardInterrupt
-    return line.strip() or default
-
-
-def confirm(question: str) -> bool:
-    """Ask yes or no on the terminal; no is the default."""
-    return _is_yes(ask(f"{question} [y/N]"))
-
-
-def _is_yes(answer: str) -> bool:
-    return answer.lower() in {"y", "yes"}
-
-
 def _trust(_question: str) -> bool:
     return True
 
 
-class TakenTerminal(Protocol):
+class ProgramScreen(Protocol):
     """The terminal, while a program on a server has it."""
 
     def announce(self, text: str, *, is_over: bool) -> bool:
-        """Show a notice in a way that leaves the program's screen intact; return False if no program has it."""
+        """Show a notice, and leave the program's screen intact; return False if no program has the terminal."""
 
     def released(self) -> AbstractContextManager[None]:
         """Give the terminal back for a moment, for a question to the user."""
@@ -194,10 +168,10 @@ class Console:
         only_changes: Show no steps of a server where every step was up to date.
 
     Attributes:
-        taken: The terminal that a program on a server gets; None: none does.
+        screen: The terminal for a program on a server; None for a command that starts none.
     """
 
-    taken: TakenTerminal | None = None
+    screen: ProgramScreen | None = None
 
     def __init__(
         self,
@@ -211,7 +185,7 @@ class Console:
         self._verbose = verbose
         self._accepts_new_keys = accept_new_keys
         self._only_changes = only_changes and not verbose
-        # By server; None once a step had something to do.
+        # The unchanged steps of each server; None once a step had something to do.
         self._held_back: dict[str, list[StepEnded] | None] = {}
         self._show_output = show_output
         self._steps: Steps = _running_steps(activity)
@@ -220,7 +194,7 @@ class Console:
         if verbose >= SSH_LOG_VERBOSITY:
             _show_ssh_log()
         else:
-            # It warns about sockets and programs that our own errors cover.
+            # asyncio warns about sockets and programs that our own errors cover.
             logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     @property
@@ -241,11 +215,11 @@ class Console:
 
     def find_workspace(self) -> remote_tool.Workspace:
         """Find the workspace here or above; it reports to this console."""
-        found = remote_tool.Workspace.find(hooks=self.hooks)
-        return found.in_folder(_usual_workdir(found.root))
+        workspace = remote_tool.Workspace.find(hooks=self.hooks)
+        return workspace.in_folder(_usual_workdir(workspace.root))
 
     def rebind(self, workspace: remote_tool.Workspace) -> remote_tool.Workspace:
-        """Return this workspace, reporting to this console; still accepting new host keys if it did."""
+        """Return a workspace that reports to this console; it still accepts new host keys if it did before."""
         self._accepts_new_keys |= workspace.hooks.confirm is _trust
         return remote_tool.Workspace(workspace.config, self.hooks)
 
@@ -270,22 +244,21 @@ class Console:
 
     def ask_password(self, prompt: str) -> str | None:
         """Ask for a secret on the terminal; None when there is no answer."""
-        with self._still():
-            return ask_hidden(f"{escape_controls(prompt).rstrip(': ')}: ")
+        with self._hidden_steps():
+            return ask_hidden(prompt)
 
     def confirm(self, question: str) -> bool:
         """Ask yes or no on the terminal, from any thread; no is the default."""
-        with self._still():
-            streams.write_text(streams.ERR, f"{escape_controls(question)} [y/N]: ")
-            return _is_yes(read_line())
+        with self._hidden_steps():
+            return confirm_on_any_thread(question)
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
-        """Hide the steps meanwhile."""
+    def _hidden_steps(self) -> Iterator[None]:
+        """Hide the steps, and give the terminal back, during a question."""
         with self._lock:
             self._steps.hide()
         try:
-            with self.taken.released() if self.taken else nullcontext():
+            with self.screen.released() if self.screen else nullcontext():
                 yield
         finally:
             with self._lock:
@@ -296,7 +269,7 @@ class Console:
             case StepStarted(server, step):
                 self._steps.start(server, step)
             case StepProgress(server, _, text):
-                self._steps.tell(server, text)
+                self._steps.show_progress(server, text)
             case StepEnded(server):
                 self._steps.end(server)
                 self._show_end(event)
@@ -305,18 +278,18 @@ class Console:
                     say((f"{one_line(server)} | {escape_controls(line)}", "dim"))
             case Notice(server, text, is_over):
                 text = _naming(server, text)
-                if self.taken is None or not self.taken.announce(text, is_over=is_over):
+                if self.screen is None or not self.screen.announce(text, is_over=is_over):
                     say_wrapped((paragraph(text), "yellow"))
 
     def _show_end(self, event: StepEnded) -> None:
         if event.is_internal and not self._verbose and event.outcome is not Outcome.FAILED:
             return
-        waiting = self._held_back.setdefault(event.server, [] if self._only_changes else None)
-        if waiting is not None and event.outcome is Outcome.UNCHANGED:
-            waiting.append(event)
+        held_back = self._held_back.setdefault(event.server, [] if self._only_changes else None)
+        if held_back is not None and event.outcome is Outcome.UNCHANGED:
+            held_back.append(event)
             return
-        for each in (*(waiting or ()), event):
-            say_wrapped(*_ended_line(each))
+        for ended in (*(held_back or ()), event):
+            say_wrapped(*_ended_line(ended))
         self._held_back[event.server] = None
 
 
@@ -326,12 +299,12 @@ class Steps(Protocol):
     def show(self) -> None: ...
     def hide(self) -> None: ...
     def start(self, server: str, step: str) -> None: ...
-    def tell(self, server: str, text: str) -> None: ...
+    def show_progress(self, server: str, text: str) -> None: ...
     def end(self, server: str) -> None: ...
 
 
 class _PipedSteps:
-    """Prints the progress of long steps now and then, for a pipe."""
+    """Prints the progress of long steps at intervals, for a pipe."""
 
     def __init__(self) -> None:
         self._next: dict[str, float] = {}
@@ -346,7 +319,7 @@ class _PipedSteps:
         self._began[server] = time.monotonic()
         self._next[server] = self._began[server] + FIRST_PROGRESS
 
-    def tell(self, server: str, text: str) -> None:
+    def show_progress(self, server: str, text: str) -> None:
         if server in self._steps and time.monotonic() >= self._next[server]:
             self._next[server] = time.monotonic() + NEXT_PROGRESS
             text = text or f"running for {time.monotonic() - self._began[server]:.0f} s"
@@ -362,7 +335,7 @@ class _NoSteps:
     def show(self) -> None: ...
     def hide(self) -> None: ...
     def start(self, server: str, step: str) -> None: ...
-    def tell(self, server: str, text: str) -> None: ...
+    def show_progress(self, server: str, text: str) -> None: ...
     def end(self, server: str) -> None: ...
 
 
@@ -375,7 +348,7 @@ def _running_steps(activity: str) -> Steps:
 
 
 def _ended_line(event: StepEnded) -> tuple[str | tuple[str, str], ...]:
-    """``gpu1: rsync: done (0.3 s), sent 3 files``."""
+    """Return ``gpu1: rsync: done (0.3 s), sent 3 files``."""
     seconds = "" if event.outcome is Outcome.UNCHANGED else f" ({event.seconds:.1f} s)"
     detail = event.detail.removeprefix(f"{event.server}: ")
     detail = f", {detail}" if detail else ""

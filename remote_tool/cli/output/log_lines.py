@@ -18,20 +18,22 @@ COLORS = (36, 33, 35, 32, 34, 31)
 
 
 class ExactOutput:
-    """One source: exact bytes; on a terminal without control sequences."""
+    """Prints the exact bytes of one source; on a terminal without control sequences."""
 
     def __init__(self) -> None:
-        self._terminals = {each: _Terminal(each) for each in (streams.OUT, streams.ERR) if streams.is_terminal(each)}
+        self._terminals = {
+            each: _SafeTerminal(each) for each in (streams.OUT, streams.ERR) if streams.is_terminal(each)
+        }
         # The stream whose progress bar holds the cursor; 0 without one.
-        self._in_bar_of = 0
+        self._bar_stream = 0
 
     def write(self, _label: str, stream: int, data: bytes) -> None:
         """Print some bytes of stream 1 (stdout) or 2 (stderr)."""
         if stream in self._terminals:
-            if self._in_bar_of not in {0, stream}:
+            if self._bar_stream not in {0, stream}:
                 # The program clears it before writing to the other stream, but that arrives separately, and later.
                 streams.write_text(stream, _CLEAR_LINE)
-                self._in_bar_of = 0
+                self._bar_stream = 0
             self._terminals[stream].write(data)
             self._note_bar(stream, data.rpartition(b"\n"))
         else:
@@ -40,9 +42,9 @@ class ExactOutput:
     def _note_bar(self, stream: int, parts: tuple[bytes, bytes, bytes]) -> None:
         _, line_end, rest = parts
         if b"\r" in rest and rest.rpartition(b"\r")[2].strip():
-            self._in_bar_of = stream
+            self._bar_stream = stream
         elif line_end or b"\r" in rest:
-            self._in_bar_of = 0
+            self._bar_stream = 0
 
     def close(self) -> None:
         """Print the rest, and reset colors that the program left set."""
@@ -50,25 +52,27 @@ class ExactOutput:
             terminal.end()
 
 
-class _Terminal:
+class _SafeTerminal:
+    """Writes the output of a program to a terminal, without control sequences."""
+
     def __init__(self, stream: int) -> None:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._waiting = ""
+        self._incomplete = ""
         self._has_color = False
 
     def write(self, data: bytes) -> None:
-        shown, self._waiting = harmless_stream(self._waiting + self._decoder.decode(data))
+        shown, self._incomplete = harmless_stream(self._incomplete + self._decoder.decode(data))
         self._has_color = self._has_color or "\x1b" in shown
         streams.write_text(self._stream, shown)
 
     def end(self) -> None:
-        rest = self._waiting + self._decoder.decode(b"", final=True)
+        rest = self._incomplete + self._decoder.decode(b"", final=True)
         streams.write_text(self._stream, harmless_line(rest) + ("\x1b[0m" if self._has_color else ""))
 
 
 class LabelledOutput:
-    """Several sources: complete lines, each with its source's label.
+    """Prints complete lines of several sources, each with its source's label.
 
     Args:
         labels: The known labels; their lines are aligned from the start.

@@ -1,4 +1,7 @@
-"""Output on a terminal: styled lines, and changing ones that show the running step of each server."""
+"""Output on a terminal: styled lines, and changing ones that show the running step of each server.
+
+It is a module of its own because it loads Rich, which a command in a pipe does without.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ HANGING_INDENT = 2
 
 @cache
 def standard_error() -> RichConsole:
-    """Rich on stderr; it respects NO_COLOR, and does not interpret markup."""
+    """Return Rich's console for stderr; it respects NO_COLOR, and does not interpret markup."""
     return RichConsole(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
@@ -89,7 +92,7 @@ class RunningSteps:
         """Show a step of a server as running."""
         self._steps[server] = _Step(f"{one_line(server)}: ", one_line(step))
 
-    def tell(self, server: str, text: str) -> None:
+    def show_progress(self, server: str, text: str) -> None:
         """Show the progress of a step."""
         if server in self._steps:
             self._steps[server].text = one_line(text)

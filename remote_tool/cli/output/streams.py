@@ -1,4 +1,4 @@
-"""Write bytes to stdout and stderr from any thread, even when the reader has gone."""
+"""Write bytes to stdout and stderr from any thread, even when the reader of a pipe has closed it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ CLOSED_PIPE = 128 + signal.SIGPIPE
 # The exit status after Ctrl-C.
 INTERRUPTED = 128 + signal.SIGINT
 
-reader_gone = threading.Event()
-# Closed at the start of the program.
-closed: set[int] = set()
+reader_closed = threading.Event()
+closed_at_start: set[int] = set()
 
 
 def replace_closed() -> None:
@@ -37,7 +36,7 @@ def replace_closed() -> None:
             # It gets the lowest free number. Children inherit it, like an open stream.
             os.set_inheritable(os.open(os.devnull, flags), True)
             setattr(sys, name, _as_text(descriptor))
-            closed.add(descriptor)
+            closed_at_start.add(descriptor)
 
 
 def _as_text(descriptor: int) -> io.TextIOWrapper:
@@ -54,11 +53,11 @@ def write(descriptor: int, data: bytes) -> None:
     lock, which a thread waiting for a slow reader would hold for ever at exit.
     """
     view = memoryview(data)
-    while view and not reader_gone.is_set():
+    while view and not reader_closed.is_set():
         try:
             view = view[os.write(descriptor, view) :]
         except BrokenPipeError:
-            reader_gone.set()
+            reader_closed.set()
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -69,12 +68,12 @@ def write_text(descriptor: int, text: str) -> None:
 
 
 def is_terminal(descriptor: int) -> bool:
-    """Return whether it is a terminal."""
+    """Return whether a stream is a terminal."""
     return os.isatty(descriptor)
 
 
 def width() -> float:
-    """Return the columns of the terminal on stdout; a file or a pipe has room for all."""
+    """Return the columns of the terminal on stdout; infinity for a file or a pipe."""
     return get_terminal_size().columns if is_terminal(OUT) else math.inf
 
 
@@ -84,5 +83,5 @@ def has_color(descriptor: int) -> bool:
 
 
 def can_hold_line() -> bool:
-    """Return whether it is a terminal with cursor control, where a line can stay at the bottom."""
+    """Return whether output goes to a terminal with cursor control, where a line can stay at the bottom."""
     return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"} and is_terminal(OUT) and is_terminal(ERR)
