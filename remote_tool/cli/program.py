@@ -31,7 +31,7 @@ _CommandLineError: Any = typer.BadParameter.__base__
 GROUPS = {
     "Set up": {
         "init": ("commands.init", "Write .remote/configs.yaml and exclude.txt.", "--server gpu1=ubuntu@10.0.0.5"),
-        "keys": ("commands.servers", "Set up key-based login to servers.", "--server gpu1"),
+        "keys": ("commands.keys", "Set up key-based login to servers.", "--server gpu1"),
         "check": ("commands.check", "Check that servers are ready for training.", "--json"),
         "prepare": ("commands.prepare", "Prepare servers: environment, project and packages.", "--server gpu1"),
         "setup": ("commands.prepare", "Install the environment on servers.", "--force"),
@@ -39,11 +39,11 @@ GROUPS = {
         "data-sync": ("commands.prepare", "Send configured data sets to servers.", "imagenet --server gpu1"),
         "update-packages": ("commands.prepare", "Install the packages that the project lists.", "--show-output"),
         "bandwidth": (
-            "commands.servers",
+            "commands.bandwidth",
             "Measure network bandwidth between servers.",
             "--server gpu1 --server gpu2",
         ),
-        "gpus": ("commands.servers", "Show which GPUs are free, and who has the others.", "--wait 2"),
+        "gpus": ("commands.gpus", "Show which GPUs are free, and who has the others.", "--wait 2"),
         "ssh-config": (
             "commands.ssh_config",
             "Print or install ssh settings for servers, for ssh, scp, and editors.",
@@ -96,11 +96,11 @@ GROUPS = {
         "job-tail": ("commands.jobs", "Follow the output of jobs until they end.", "3 --lines 20"),
         "job-stacks": ("commands.stacks", "Show where the Python processes of jobs are.", "3"),
         "job-attach": ("commands.terminal", "Attach to the terminal of a job.", "3"),
-        "job-kill": ("commands.jobs", "Stop jobs and all their processes.", "3 4"),
+        "job-kill": ("commands.kill", "Stop jobs and all their processes.", "3 4"),
         "job-wait": ("commands.jobs", "Wait for jobs to end.", "3 --timeout 3600"),
         "job-rerun": ("commands.rerun", "Start jobs again as they were started.", "3 --env WANDB_API_KEY VALUE"),
         "job-requeue": ("commands.rerun", "Put jobs back into the queue that left it before they began.", "3 4"),
-        "job-diff": ("commands.rerun", "Compare two jobs.", "3 7"),
+        "job-diff": ("commands.diff", "Compare two jobs.", "3 7"),
         "job-note": ("commands.jobs", "Add a note to a job.", "3 'lr too high'"),
         "job-rsync": ("commands.jobs", "Fetch logs and artifacts of jobs.", "--server gpu1"),
         "job-pull": ("commands.pull", "Fetch checkpoints and other files of jobs.", "3 --artifact 'out/*.pt'"),

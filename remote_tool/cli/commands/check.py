@@ -1,4 +1,4 @@
-"""The command that checks whether servers are ready for training."""
+"""The command check."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.cli.groups import Connection, Targets
 from remote_tool.cli.options import AsJson
+from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, say
 from remote_tool.cli.output.json_output import errors_as_json, print_json
 from remote_tool.cli.output.sanitize import one_line
-from remote_tool.cli.tables.check import print_reports
+from remote_tool.cli.tables.plain import STATUS_WORDS, plain_rows
 from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from remote_tool.environments.checks.checks import Check
     from remote_tool.workflows.servers.check import CheckAnswer, ServerReport
 
 
@@ -31,7 +33,7 @@ def check(
     if json:
         print_json(_document(answer))
     else:
-        print_reports(answer.servers)
+        _print(answer.servers)
         _show_hints(answer.servers)
         inform(_summary(answer.servers))
     leave_unless_ok(answer.exit_code)
@@ -40,6 +42,26 @@ def check(
 def _document(answer: CheckAnswer) -> dict[str, Any]:
     servers = [{"name": each.name, "checks": [asdict(check) for check in each.checks]} for each in answer.servers]
     return {"servers": servers, "errors": errors_as_json(answer.errors)}
+
+
+def _print(servers: Sequence[ServerReport]) -> None:
+    """Print the results: on a terminal one column per server if they fit; in a pipe one line per check and server."""
+    if streams.is_terminal(streams.OUT):
+        from remote_tool.cli.tables.check_rich import draw  # noqa: PLC0415 - in a pipe Rich need not load
+
+        draw(servers)
+        return
+    rows = [_row(server.name, check) for server in servers for check in server.checks]
+    streams.write_text(streams.OUT, plain_rows(rows))
+
+
+def _row(server: str, check: Check) -> dict[str, str]:
+    return {
+        "SERVER": one_line(server),
+        "CHECK": check.name.replace(" ", "-"),
+        "STATUS": STATUS_WORDS[check.status.value],
+        "VALUE": one_line(check.value),
+    }
 
 
 def _show_hints(servers: Sequence[ServerReport]) -> None:

@@ -1,4 +1,4 @@
-"""``clean``: shows what remote-tool keeps on servers and here, asks, and removes what is no longer needed."""
+"""The command clean: list the files of remote-tool on servers and here, ask, and remove those no longer needed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import typer
 
 from remote_tool.cli.groups import Connection, NamedJobs, Targets
 from remote_tool.cli.options import AsJson, Yes
+from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json
 from remote_tool.cli.output.questions import can_ask, confirm
-from remote_tool.cli.tables.jobs import print_items
+from remote_tool.cli.output.sanitize import one_line
+from remote_tool.cli.tables.plain import plain_rows
 from remote_tool.config.forms import read_age
 from remote_tool.errors import SomeServersFailedError, UsageError
 from remote_tool.readable import readable_size
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from remote_tool.workflows.clean.request import CleanItem
     from remote_tool.workspace import Workspace
@@ -58,17 +60,17 @@ def clean(  # noqa: PLR0913 - one parameter per option
         found = workspace.survey(request)
     if not json:
         _show(workspace, found)
-    planned = found
     is_confirmed = not dry_run and _is_removable(found) and (yes or (not json and _is_confirmed(found)))
+    cleaned = found
     if is_confirmed:
         with connection.console("removing") as console:
-            found = console.rebind(workspace).clean(planned)
+            cleaned = console.rebind(workspace).clean(found)
         if not json:
-            _show_kept(item for item in found.items if item.why not in {each.why for each in planned.items})
+            _show_kept(item for item in cleaned.items if item.why not in {each.why for each in found.items})
             _show_kept_jobs(
-                workspace, {job_id: why for job_id, why in found.kept.items() if job_id not in planned.kept}
+                workspace, {job_id: why for job_id, why in cleaned.kept.items() if job_id not in found.kept}
             )
-    _show_outcome(planned, found, json=json, dry_run=dry_run, is_confirmed=is_confirmed)
+    _show_outcome(found, cleaned, json=json, dry_run=dry_run, is_confirmed=is_confirmed)
 
 
 def _read_age(text: str | None) -> float | None:
@@ -91,10 +93,28 @@ def _show(workspace: Workspace, found: CleanAnswer) -> None:
     if found.request.all and (data := workspace.config.data):
         inform(f"kept data sets: {', '.join(each.target for each in data.values())}")
     _show_kept_jobs(workspace, found.kept)
-    keys = {job.id: job for job in workspace.known_jobs([*found.forgotten])}
+    jobs = {job.id: job for job in workspace.known_jobs([*found.forgotten])}
     for job_id, why in found.forgotten.items():
-        state = keys[job_id].state if job_id in keys else "unknown"
-        inform(f"job {keys[job_id].key if job_id in keys else job_id} ({state}) will be forgotten here: {why}")
+        state = jobs[job_id].state if job_id in jobs else "unknown"
+        inform(f"job {jobs[job_id].key if job_id in jobs else job_id} ({state}) will be forgotten here: {why}")
+
+
+def print_items(items: Sequence[Item]) -> None:
+    """Print a row for each kind of file, with the number and size of those to remove and to keep."""
+    streams.write_text(streams.OUT, plain_rows([_row(item) for item in items]))
+
+
+def _row(item: Item) -> dict[str, str]:
+    return {
+        "WHERE": one_line(item.server) or "here",
+        "WHAT": one_line(item.what),
+        "REMOVE": _number_and_size(item.goes, item.frees),
+        "KEEP": _number_and_size(item.count - item.goes, item.bytes - item.frees),
+    }
+
+
+def _number_and_size(number: int, size: int) -> str:
+    return f"{number} ({readable_size(max(0, size))})" if number > 0 else ""
 
 
 def _show_kept(items: Iterable[CleanItem]) -> None:
@@ -107,10 +127,10 @@ def _show_kept_jobs(workspace: Workspace, kept: Mapping[str, str]) -> None:
     keys = {job.id: str(job.key) for job in sorted(workspace.known_jobs([*kept]), key=lambda job: job.key)}
     in_order = [*keys, *(job_id for job_id in kept if job_id not in keys)]
     for why in dict.fromkeys(kept.values()):
-        own = [keys.get(job_id, job_id) for job_id in in_order if kept[job_id] == why]
-        shown = ", ".join(own[:SHOWN_JOBS])
-        more = f" and {len(own) - SHOWN_JOBS} more" if len(own) > SHOWN_JOBS else ""
-        inform(f"kept job{'s' * (len(own) > 1)} {shown}{more}: {why}")
+        names = [keys.get(job_id, job_id) for job_id in in_order if kept[job_id] == why]
+        shown = ", ".join(names[:SHOWN_JOBS])
+        more = f" and {len(names) - SHOWN_JOBS} more" if len(names) > SHOWN_JOBS else ""
+        inform(f"kept job{'s' * (len(names) > 1)} {shown}{more}: {why}")
 
 
 def _is_confirmed(found: CleanAnswer) -> bool:
@@ -120,24 +140,26 @@ def _is_confirmed(found: CleanAnswer) -> bool:
     return can_ask() and confirm(f"Remove this ({readable_size(found.frees)})?")
 
 
-def _show_outcome(planned: CleanAnswer, found: CleanAnswer, *, json: bool, dry_run: bool, is_confirmed: bool) -> None:
-    removed = is_confirmed and _is_removable(found)
+def _show_outcome(found: CleanAnswer, cleaned: CleanAnswer, *, json: bool, dry_run: bool, is_confirmed: bool) -> None:
+    removed = is_confirmed and _is_removable(cleaned)
     if json:
-        print_json(_document(found, removed=removed))
+        print_json(_document(cleaned, removed=removed))
     elif removed:
-        inform(f"removed ({readable_size(found.frees)})")
-    elif not _is_removable(planned):
+        inform(f"removed ({readable_size(cleaned.frees)})")
+    elif not _is_removable(found):
         inform("nothing to remove")
     else:
         inform("nothing was removed" + ("" if dry_run or is_confirmed else "; --yes removes it"))
-    show_failures(found.errors)
-    if found.errors:
-        failed = SomeServersFailedError(found.errors, [name for name in found.servers if name not in found.errors])
+    show_failures(cleaned.errors)
+    if cleaned.errors:
+        failed = SomeServersFailedError(
+            cleaned.errors, [name for name in cleaned.servers if name not in cleaned.errors]
+        )
         leave_unless_ok(failed.exit_code)
-    leave_unless_ok(NOT_REMOVED if _is_removable(planned) and not removed and not dry_run else 0)
+    leave_unless_ok(NOT_REMOVED if _is_removable(found) and not removed and not dry_run else 0)
 
 
-def _document(found: CleanAnswer, *, removed: bool) -> dict[str, Any]:
+def _document(cleaned: CleanAnswer, *, removed: bool) -> dict[str, Any]:
     items = [
         {
             "server": item.server or None,
@@ -148,14 +170,14 @@ def _document(found: CleanAnswer, *, removed: bool) -> dict[str, Any]:
             "frees": item.frees,
             "reason": item.why,
         }
-        for item in found.items
+        for item in cleaned.items
     ]
-    kept = [{"job": job_id, "reason": why} for job_id, why in found.kept.items()]
-    forgotten = [{"job": job_id, "reason": why} for job_id, why in found.forgotten.items()]
+    kept = [{"job": job_id, "reason": why} for job_id, why in cleaned.kept.items()]
+    forgotten = [{"job": job_id, "reason": why} for job_id, why in cleaned.forgotten.items()]
     return {
         "items": items,
         "kept": kept,
         "forgotten": forgotten,
         "removed": removed,
-        "errors": errors_as_json(found.errors),
+        "errors": errors_as_json(cleaned.errors),
     }

@@ -1,25 +1,32 @@
-"""The command that creates a workspace."""
+"""The command init."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from remote_tool.cli.options import Verbose
-from remote_tool.cli.output.console import inform
-from remote_tool.cli.output.questions import can_ask
-from remote_tool.cli.prompts import ask_answers
+from remote_tool.cli.output.console import inform, show_error
+from remote_tool.cli.output.questions import ask, can_ask
 from remote_tool.config.hosts import load_hostfile, parse_hosts
+from remote_tool.errors import RemoteToolError, UsageError
 from remote_tool.paths import current_folder
 from remote_tool.workflows.servers.init import (
     InitAnswers,
+    ServerAnswer,
+    check_answers,
     parse_server_option,
     refuse_existing,
     servers_of_list,
     write_workspace,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 def init(
@@ -49,9 +56,61 @@ def init(
     listed = (*(parse_hosts(hosts) if hosts is not None else ()), *(load_hostfile(Path(hostfile)) if hostfile else ()))
     servers = (*(parse_server_option(each) for each in server or ()), *servers_of_list(listed))
     given = InitAnswers(name or "", servers, private_key)
-    answers = given if given.servers or not can_ask() else ask_answers(given, root)
+    answers = given if given.servers or not can_ask() else _ask_answers(given, root)
     for path in write_workspace(root, answers):
         inform(f"wrote {path.relative_to(root)}")
     if any(host.processes for host in listed):
         inform("numbers of processes are not saved; pass them to a launch with --nproc-per-node, --hosts or --hostfile")
     inform("next: remote-tool prepare" if answers.servers else "next: add a server to .remote/configs.yaml")
+
+
+def _ask_answers(given: InitAnswers, root: Path) -> InitAnswers:
+    """Ask for the project's name, its servers and the key, unless an option gave them."""
+    name = given.name or _ask_until(
+        "Name of the project folder on servers",
+        lambda text: _checked(root, InitAnswers(text, ())).name,
+        default=root.name,
+    )
+    inform("Servers, as NAME=USER@HOST:PORT or just HOST; finish with an empty line.")
+    servers = _ask_servers(name, root)
+    key = given.private_key or _ask_until(
+        "Private key (empty: SSH agent, ~/.ssh/config and default keys)",
+        lambda text: _with_key(root, InitAnswers(name, servers, text or None)).private_key,
+    )
+    return InitAnswers(name, servers, key)
+
+
+def _ask_servers(name: str, root: Path) -> tuple[ServerAnswer, ...]:
+    servers: tuple[ServerAnswer, ...] = ()
+
+    def read(text: str) -> tuple[ServerAnswer, ...]:
+        return _checked(root, InitAnswers(name, (*servers, parse_server_option(text)))).servers if text else servers
+
+    while (more := _ask_until(f"Server {len(servers) + 1}", read)) != servers:
+        servers = more
+    return servers
+
+
+def _ask_until(question: str, read: Callable[[str], T], *, default: str = "") -> T:
+    """Ask until the answer is valid; show the error of each one that is not."""
+    while True:
+        try:
+            return read(ask(question, default))
+        except RemoteToolError as error:
+            show_error(error)
+
+
+def _checked(root: Path, answers: InitAnswers) -> InitAnswers:
+    check_answers(root, answers)
+    return answers
+
+
+def _with_key(root: Path, answers: InitAnswers) -> InitAnswers:
+    _checked(root, answers)
+    if answers.private_key:
+        path = root / Path(answers.private_key).expanduser()
+        if not path.is_file():
+            raise UsageError(
+                f"No such file: {path}", hint="ls ~/.ssh; or leave it empty, and create a key with remote-tool keys"
+            )
+    return answers

@@ -1,4 +1,4 @@
-"""The commands about jobs."""
+"""The commands that list, follow, wait for, fetch and annotate jobs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import remote_tool
-from remote_tool.cli.commands.orphans import end_orphans
 from remote_tool.cli.following import follow, show_problems
-from remote_tool.cli.groups import ChosenJobs, Connection, NamedJobs, Targets
-from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, Yes, complete
-from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
+from remote_tool.cli.groups import ChosenJobs, Connection, NamedJobs
+from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, complete
+from remote_tool.cli.output.console import inform, leave_unless_ok
 from remote_tool.cli.output.json_output import jobs_document, print_json
-from remote_tool.cli.stopping import ALL, choose_jobs_to_stop, read_keys
 from remote_tool.cli.tables.jobs import print_jobs
-from remote_tool.errors import RemoteToolError, UsageError
+from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobState
-from remote_tool.protocol.limits import LONGEST_GRACE
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, StillRunningError, sort_jobs
 
 if TYPE_CHECKING:
@@ -28,25 +25,14 @@ if TYPE_CHECKING:
     from remote_tool import Workspace
 
 ASKING = "asking servers"
-# An unreachable one may run.
-BEGUN = (JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE)
+# An unreachable job may run.
+STARTED = (JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE)
 # Seconds.
 LONGEST_DELAY = 86400
 Sort = Annotated[
     str | None,
     typer.Option(
         "--sort", metavar="FIELD", help="Sort by key, server, state, started or duration; prefix with - to reverse."
-    ),
-]
-Signal = Annotated[str, typer.Option("--signal", metavar="SIGNAL", help="Signal to send first, by name or number.")]
-Grace = Annotated[
-    float | None,
-    typer.Option(
-        "--grace",
-        min=0,
-        max=LONGEST_GRACE,
-        metavar="SECONDS",
-        help="Time until SIGKILL; default: 45 for torchrun, else 10.",
     ),
 ]
 
@@ -84,7 +70,7 @@ def job_list(  # noqa: PLR0913 - one parameter per option
         servers=tuple(server or ()),
         stopped=stopped,
         hidden=hidden,
-        states=BEGUN if running else read_states(state or ()),
+        states=STARTED if running else read_states(state or ()),
         last=last,
     )
     with connection.console(ASKING) as console:
@@ -93,7 +79,7 @@ def job_list(  # noqa: PLR0913 - one parameter per option
     others = "" if selection.states or stopped else "; --stopped lists the others"
     empty = ("no jobs", "") if selection.may_have_ended else ("no running jobs", others)
     answer = replace(answer, jobs=tuple(sort_jobs(answer.jobs, order)))
-    _show(workspace, answer, json=json, empty=empty, wide=wide)
+    show_jobs(workspace, answer, json=json, empty=empty, wide=wide)
     leave_unless_ok(answer.exit_code)
 
 
@@ -126,52 +112,6 @@ def job_tail(  # noqa: PLR0913 - one parameter per option
         follow(console.find_workspace(), jobs.selection(stopped=True), options)
 
 
-def job_kill(  # noqa: PLR0913 - one parameter per option
-    *,
-    jobs: NamedJobs,
-    targets: Targets,
-    tag: TagsToFind = None,
-    signal: Signal = "SIGTERM",
-    grace: Grace = None,
-    orphans: Annotated[
-        bool,
-        typer.Option("--orphans", help="End processes that jobs left behind; lists them and asks first."),
-    ] = False,
-    stacks: Annotated[
-        bool, typer.Option("--stacks", help="Show and save the stacks of the Python processes first, like job-stacks.")
-    ] = False,
-    strays: Annotated[bool, typer.Option("--strays", hidden=True, help="Same as --orphans.")] = False,
-    all_jobs: Annotated[bool, typer.Option("--all", help="Stop all running jobs of job-list; asks first.")] = False,
-    yes: Yes = False,
-    json: AsJson = False,
-    connection: Connection,
-) -> None:
-    """Stop jobs and all their processes: SIGTERM, then SIGKILL after a grace period. Asks if no job is selected."""
-    name, keys = signal_name(signal), read_keys(jobs.names)
-    if orphans or strays:
-        if keys or tag or all_jobs:
-            raise UsageError("--orphans cannot be combined with jobs or tags", hint="Choose servers with --server NAME")
-        end_orphans(targets, connection, signal=name, grace=grace, yes=yes, json=json)
-        return
-    if targets.is_list:
-        raise UsageError(
-            "--hosts and --hostfile of job-kill need --orphans", hint="--server NAME, the name of the host"
-        )
-    everything = all_jobs or keys == (ALL,)
-    if all_jobs and keys not in {(), (ALL,)}:
-        raise UsageError(f"--all and job {keys[0]} cannot be combined", hint="Keep one of them")
-    selection = JobSelection(() if everything else keys, tuple(tag or ()), targets.servers)
-    if not selection.is_explicit:
-        selection = choose_jobs_to_stop(connection, everything=everything, yes=yes)
-    if stacks:
-        _show_stacks(connection, selection)
-    with connection.console("stopping") as console:
-        workspace = console.find_workspace()
-        answer = workspace.stop_jobs(selection, signal=name, grace=grace)
-    _show(workspace, answer, json=json, empty=("no jobs", ""))
-    leave_unless_ok(answer.exit_code)
-
-
 def job_wait(
     *,
     jobs: ChosenJobs,
@@ -186,12 +126,12 @@ def job_wait(
     with connection.console("waiting") as console:
         workspace = console.find_workspace()
         try:
-            answer, late = workspace.wait_jobs(jobs.selection(), timeout=timeout), None
+            answer, overdue = workspace.wait_jobs(jobs.selection(), timeout=timeout), None
         except StillRunningError as error:
-            answer, late = error.answer, error
-    _show(workspace, answer, json=json, empty=("no running jobs", ""))
-    if late is not None:
-        raise late
+            answer, overdue = error.answer, error
+    show_jobs(workspace, answer, json=json, empty=("no running jobs", ""))
+    if overdue is not None:
+        raise overdue
     leave_unless_ok(answer.program_exit_code)
 
 
@@ -255,51 +195,21 @@ def read_states(words: Sequence[str]) -> tuple[JobState, ...]:
     return tuple(states[word] for word in words)
 
 
-def signal_name(text: str) -> str:
-    """Read a signal: SIGTERM, term or 15.
-
-    Raises:
-        UsageError: The text is not a signal.
-    """
-    from signal import Signals  # noqa: PLC0415 - the option has the module's name
-
-    upper = text.upper()
-    for each in Signals:
-        if upper in {each.name, each.name.removeprefix("SIG"), str(each.value)}:
-            return each.name
-    raise UsageError(f"--signal {text!r} is not a signal", hint="--signal SIGTERM or --signal SIGKILL")
-
-
-def _show_stacks(connection: Connection, selection: JobSelection) -> None:
-    """Show the stacks on stderr, and keep them on the servers; whatever fails, the jobs are stopped."""
-    from remote_tool.cli.tables.stacks import stack_lines  # noqa: PLC0415 - few stops ask for them
-
-    try:
-        with connection.console(ASKING) as console:
-            answer = console.find_workspace().take_stacks(selection, keep=True)
-    except UsageError:
-        # No such job, or none that is running: the stop itself says so.
-        return
-    except RemoteToolError as error:
-        inform(f"no stacks: {error}")
-        return
-    for line in (*stack_lines(answer), *(f"{server}: {text}" for server, text in answer.notes)):
-        inform(line)
-    show_failures(answer.errors)
-
-
-def _show(workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str], wide: bool = False) -> None:
+def show_jobs(
+    workspace: Workspace, answer: JobsAnswer, *, json: bool, empty: tuple[str, str], wide: bool = False
+) -> None:
+    """Print jobs, or the text and the hint of ``empty`` if there are none, and the problems of servers."""
     if json:
         print_json(jobs_document(answer.jobs, answer.errors, workspace.config.local.jobs))
     elif answer.jobs:
         print_jobs(answer.jobs, errors=answer.errors, wide=wide)
     else:
-        _show_that_there_are_none(answer, *empty)
+        _inform_of_none(answer, *empty)
     show_problems(answer)
 
 
-def _show_that_there_are_none(answer: JobsAnswer, text: str, hint: str) -> None:
-    """Name the servers that answered if some did not."""
+def _inform_of_none(answer: JobsAnswer, text: str, hint: str) -> None:
+    """Print that there are no jobs; name the servers that answered if some did not."""
     answered = [name for name in answer.answered if name not in answer.errors]
     if not answer.errors:
         inform(f"{text}{hint}")

@@ -1,24 +1,19 @@
-"""The commands that start jobs again, and compare them."""
+"""The commands that start jobs again: job-rerun and job-requeue."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import remote_tool
-from remote_tool.cli.following import follow, follow_started, show_problems
+from remote_tool.cli.following import follow, follow_started
 from remote_tool.cli.groups import Connection, NamedJobs, Shown
 from remote_tool.cli.options import AsJson, Environment, complete, read_environment
-from remote_tool.cli.output.console import inform, leave_unless_ok
-from remote_tool.cli.output.json_output import diff_document, print_json
+from remote_tool.cli.output.console import leave_unless_ok
 from remote_tool.cli.starting import select_started, show_started
-from remote_tool.cli.tables.job_diff import print_differences
 from remote_tool.errors import UsageError
 from remote_tool.launchers.command import with_interpreter
-
-if TYPE_CHECKING:
-    from remote_tool.workflows.jobs.compare import JobDiff
 
 NewServers = Annotated[
     list[str] | None,
@@ -29,7 +24,6 @@ NewServers = Annotated[
         autocompletion=complete("server"),
     ),
 ]
-JobKey = Annotated[str, typer.Argument(metavar="KEY", help="Job by key or id.", autocompletion=complete("job"))]
 
 
 def job_rerun(  # noqa: PLR0913 - one parameter per option
@@ -87,27 +81,4 @@ def job_requeue(*, jobs: NamedJobs, env: Environment = None, json: AsJson = Fals
         workspace = console.find_workspace()
         answer = workspace.start_requests(workspace.plan_requeue(*jobs.names, env=variables), check=False)
     show_started(workspace, answer, json=json)
-    leave_unless_ok(answer.exit_code)
-
-
-def _may_differ(diff: JobDiff) -> bool:
-    """Return whether the records of two jobs show that their code may differ."""
-    one, other = diff.jobs
-    return (one.copy, one.git_commit) != (other.copy, other.git_commit) or bool(one.git_dirty or other.git_dirty)
-
-
-def job_diff(key: JobKey, other: JobKey, *, json: AsJson = False, connection: Connection) -> None:
-    """Compare two jobs: how they were started, how they ended, and the last values in their output."""
-    with connection.console("asking servers") as console:
-        workspace = console.find_workspace()
-        answer = workspace.diff(key, other, check=False)
-    if json:
-        print_json(diff_document(answer, workspace.config.local.jobs))
-    else:
-        print_differences(answer)
-        if not answer.differences and not answer.code.text:
-            inform("no differences")
-        for note in answer.code.notes if answer.code.source or _may_differ(answer) else ():
-            inform(f"code: {note}")
-    show_problems(answer)
     leave_unless_ok(answer.exit_code)

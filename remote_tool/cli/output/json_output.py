@@ -12,29 +12,26 @@ from remote_tool.jobs.job import Job, as_iso
 from remote_tool.protocol.job_fields import JOB_FIELDS, MOMENT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.protocol.job_fields import Field
-    from remote_tool.workflows.jobs.compare import JobDiff
-    from remote_tool.workflows.jobs.orphans import OrphansAnswer
-    from remote_tool.workflows.jobs.show import JobDetails
     from remote_tool.workflows.selection import JobsAnswer
 
 
 def job_as_json(job: Job, jobs_folder: Path) -> dict[str, Any]:
     """Return a job; times are ISO 8601 UTC, log is the local folder."""
-    shown: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for field in JOB_FIELDS:
         group, dot, name = field.shown.partition(".")
         if dot:
-            shown.setdefault(group, {})[name] = _field_as_json(field, job)
+            document.setdefault(group, {})[name] = _field_as_json(field, job)
         elif group:
-            shown[group] = _field_as_json(field, job)
+            document[group] = _field_as_json(field, job)
     values = dict(each.split("=", 1) for each in job.status_values)
-    git = shown["git"] if job.git_commit else None
-    return {**shown, "values": values, "git": git, "log": str(jobs_folder / job.id)}
+    git = document["git"] if job.git_commit else None
+    return {**document, "values": values, "git": git, "log": str(jobs_folder / job.id)}
 
 
 def _field_as_json(field: Field, job: Job) -> Any:  # noqa: ANN401 - of the field's type
@@ -50,7 +47,7 @@ def errors_as_json(errors: Mapping[str, RemoteToolError]) -> list[dict[str, str]
 
 
 class Document:
-    """The document of this run."""
+    """The one document that this run prints."""
 
     is_printed: ClassVar[bool] = False
 
@@ -74,53 +71,10 @@ def jobs_document(
 
 
 def started_document(answer: JobsAnswer, jobs_folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the document of a command that starts jobs; the key for warnings is there only if there are any."""
+    """Return the document of a command that starts jobs; it has a key for warnings only if there are any."""
     document = jobs_document(answer.jobs, answer.errors, jobs_folder)
     warnings = [{"server": server, "message": text} for server, text in answer.warnings]
     return {**document, "warnings": warnings} if warnings else document
-
-
-def diff_document(diff: JobDiff, jobs_folder: Path) -> dict[str, Any]:
-    """Return the document of ``job-diff``."""
-    differences = [{"field": each.field, "values": list(each.values)} for each in diff.differences]
-    document = jobs_document(diff.jobs, diff.errors, jobs_folder)
-    code = {"source": diff.code.source, "diff": diff.code.text, "notes": list(diff.code.notes)}
-    return {"jobs": document["jobs"], "differences": differences, "code": code, "errors": document["errors"]}
-
-
-def details_document(
-    details: JobDetails, jobs_folder: Path, commands: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the document of ``job-show``: that of a list of one job, which has more keys."""
-    document = jobs_document([details.job], details.errors, jobs_folder)
-    failure = details.failure
-    document["jobs"][0].update(
-        {
-            "folder": details.remote_folder,
-            "runs_in": details.runs_in,
-            "copy_is_kept": details.copy_is_kept,
-            "changes": None if details.changes is None else str(details.changes),
-            "related": [
-                {"id": job.id, "key": job.key, "server": job.server, "state": job.state} for job in details.related
-            ],
-            "error": None
-            if failure is None
-            else {
-                "server": failure.server,
-                "rank": failure.rank,
-                "message": failure.message,
-                "output": failure.traceback,
-            },
-            "output": dict(details.output),
-            "artifacts_folder": str(details.artifacts_folder),
-            "artifacts": [
-                {"name": file.name, "size": file.size, "is_here": file.is_here} for file in details.artifacts
-            ],
-            "unknown": dict(details.unknown),
-            "next": list(commands),
-        }
-    )
-    return document
 
 
 def servers_document(
@@ -131,28 +85,6 @@ def servers_document(
     return {"servers": servers, "errors": errors_as_json(errors)}
 
 
-def orphans_document(
-    found: OrphansAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the document of ``job-kill --orphans``; its key keeps the older name."""
-    strays = [
-        {
-            "server": orphan.server,
-            "pid": orphan.pid,
-            "job": orphan.job_id,
-            "key": orphan.key,
-            "state": orphan.state,
-            "command": orphan.command,
-            "age_seconds": round(orphan.age, 1),
-            "memory_bytes": orphan.memory,
-            "gpu_memory_bytes": orphan.gpu_memory,
-            "ended": ended and orphan.server not in errors,
-        }
-        for orphan in found.strays
-    ]
-    return {"strays": strays, "errors": errors_as_json(errors)}
-
-
 def print_json(document: Any) -> None:  # noqa: ANN401 - any document
     """Print the one document."""
     Document.is_printed = True
@@ -161,7 +93,7 @@ def print_json(document: Any) -> None:  # noqa: ANN401 - any document
 
 def _as_mapping(value: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass or a mapping
     if is_dataclass(value) and not isinstance(value, type):
-        found = asdict(value)
+        fields = asdict(value)
         changed = getattr(value, "changed", None)
-        return found if changed is None else {**found, "changed": changed}
+        return fields if changed is None else {**fields, "changed": changed}
     return dict(value)

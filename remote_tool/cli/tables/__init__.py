@@ -1,3 +1,3 @@
 """Tables, with and without Rich."""
 
-__all__ = ["bandwidth", "check", "gpus", "job_details", "job_diff", "jobs", "plain", "stacks", "sweep", "top"]
+__all__ = ["check_rich", "jobs", "plain", "stacks", "sweep", "top"]

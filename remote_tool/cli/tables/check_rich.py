@@ -1,4 +1,7 @@
-"""The table of ``check`` on a terminal."""
+"""The table of ``check`` on a terminal: one column per server if they fit, else one table per server.
+
+It is a module of its own because it loads Rich, which a command in a pipe does without.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ LONGEST_CELL = 90
 def draw(servers: Sequence[ServerReport]) -> None:
     """Draw all servers."""
     console = Console(highlight=False, markup=False, emoji=False)
-    room = console.width - WIDEST_NAME - GAP
-    if len(servers) * (LEAST_COLUMN + GAP) <= room and _is_short(servers):
+    width = console.width - WIDEST_NAME - GAP
+    if len(servers) * (LEAST_COLUMN + GAP) <= width and _is_short(servers):
         console.print(_side_by_side(servers))
         return
     for server in servers:
         console.print(Text(one_line(server.name), style="bold"))
-        console.print(_one(server))
+        console.print(_single(server))
 
 
 def _is_short(servers: Sequence[ServerReport]) -> bool:
@@ -46,9 +49,9 @@ def _side_by_side(servers: Sequence[ServerReport]) -> Table:
     table.add_column("CHECK", width=WIDEST_NAME, no_wrap=True)
     for server in servers:
         table.add_column(one_line(server.name), ratio=1, overflow="fold")
-    found = [{check.name: check for check in server.checks} for server in servers]
+    by_name = [{check.name: check for check in server.checks} for server in servers]
     for name in _names(servers):
-        table.add_row(name, *(_cell(checks.get(name)) for checks in found))
+        table.add_row(name, *(_cell(checks.get(name)) for checks in by_name))
     return table
 
 
@@ -65,7 +68,7 @@ def _cell(check: Check | None) -> Text:
     return Text.assemble((f"{word} ", STYLES[check.status.value]), one_line(check.value))
 
 
-def _one(server: ServerReport) -> Table:
+def _single(server: ServerReport) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=False, expand=True)
     table.add_column(width=WIDEST_NAME + GAP, no_wrap=True)
     table.add_column(width=4, no_wrap=True)

@@ -1,32 +1,27 @@
-"""Tables: readable at 80 columns on a terminal, plain aligned rows in a pipe."""
+"""The table of jobs: readable at 80 columns on a terminal, plain aligned rows in a pipe."""
 
 from __future__ import annotations
 
 import time
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.plain import plain_rows
 from remote_tool.jobs.job import JUPYTER_MARK, JobState
-from remote_tool.readable import readable_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job
-    from remote_tool.workflows.clean.request import CleanItem
-    from remote_tool.workflows.jobs.orphans import Orphan
 
+# The first line of the script of an MPI launch.
 MPI_MARK = "# mpiexec"
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
-SHORT_ID = 15
 # GPU- and eight digits.
 SHORT_UUID = 12
-# The first word of an MPI launch's script.
 
 
 def print_jobs(
@@ -36,7 +31,7 @@ def print_jobs(
     errors: Mapping[str, RemoteToolError] | None = None,
     wide: bool = False,
 ) -> None:
-    """Print jobs, one row each; a reason that repeats one of the errors, which are shown too, is left out.
+    """Print jobs, one row each; a reason does not repeat one of the errors, which are shown too.
 
     With ``wide``, rows have more columns, and are not cut at the width of a terminal.
     """
@@ -46,7 +41,7 @@ def print_jobs(
     if len({job.started_by for job in jobs if job.started_by}) < 2:  # noqa: PLR2004 - nobody to tell apart
         for row in rows:
             del row["WHO"]
-    # A script relies on the positions of the others.
+    # A script relies on the positions of the other columns.
     for name in ("NAME", "QUEUED", "GPUS", "VALUES", "NOTE"):
         if not any(row[name] for row in rows):
             for row in rows:
@@ -64,72 +59,23 @@ def print_jobs(
         streams.write_text(descriptor, plain_rows(rows))
 
 
-def print_orphans(orphans: Sequence[Orphan], descriptor: int = streams.OUT) -> None:
-    """Print orphans, one row each, as wide as the terminal."""
-    text = plain_rows([_orphan_row(orphan) for orphan in orphans])
-    if streams.is_terminal(descriptor):
-        width = get_terminal_size().columns
-        text = "".join(line[:width] + "\n" for line in text.splitlines())
-    streams.write_text(descriptor, text)
-
-
-def print_items(items: Sequence[CleanItem]) -> None:
-    """Print what remote-tool removes and keeps, one row each."""
-    rows = [_item_row(item) for item in items]
-    streams.write_text(streams.OUT, plain_rows(rows))
-
-
-def _item_row(item: CleanItem) -> dict[str, str]:
-    return {
-        "WHERE": one_line(item.server) or "here",
-        "WHAT": one_line(item.what),
-        "REMOVE": _number_and_size(item.goes, item.frees),
-        "KEEP": _number_and_size(item.count - item.goes, item.bytes - item.frees),
-    }
-
-
-def _number_and_size(number: int, size: int) -> str:
-    return f"{number} ({readable_size(max(0, size))})" if number > 0 else ""
-
-
-def _orphan_row(orphan: Orphan) -> dict[str, str]:
-    return {
-        "SERVER": one_line(orphan.server),
-        "PID": str(orphan.pid),
-        "JOB": str(orphan.key or one_line(orphan.job_id)[:SHORT_ID]),
-        "STATE": one_line(orphan.state),
-        "AGE": readable_age(orphan.age),
-        "MEMORY": readable_size(orphan.memory),
-        "GPU": "" if orphan.gpu_memory is None else readable_size(orphan.gpu_memory),
-        "COMMAND": one_line(orphan.command)[:LONGEST_COMMAND],
-    }
-
-
 def short_command(job: Job) -> str:
     """Return the command as the user gave it, without the words that a launch adds."""
     if (job.launch_id and job.command.startswith(MPI_MARK)) or job.command.startswith(JUPYTER_MARK):
         return one_line(job.command.partition("\n")[0].removeprefix("# "))[:LONGEST_COMMAND]
-    _, found, command = job.command.partition(" --redirects 3 ")
-    return one_line(f"torchrun … {command}" if job.launch_id and found else job.command)[:LONGEST_COMMAND]
-
-
-def readable_age(seconds: float) -> str:
-    """95 -> 1m, 7300 -> 2h."""
-    for unit, size in (("d", DAY), ("h", HOUR), ("m", MINUTE)):
-        if seconds >= size:
-            return f"{seconds // size:.0f}{unit}"
-    return f"{max(0, seconds):.0f}s"
+    _, separator, command = job.command.partition(" --redirects 3 ")
+    return one_line(f"torchrun … {command}" if job.launch_id and separator else job.command)[:LONGEST_COMMAND]
 
 
 def how_it_ended(job: Job) -> str:
-    """``succeeded``, ``failed, exit code 3``, ``killed, SIGTERM``."""
+    """Return ``succeeded``, ``failed, exit code 3``, or ``killed, SIGTERM``."""
     code = f"exit code {job.exit_code}" if job.exit_code else ""
     signal = job.signal if job.signal and job.signal not in job.reason else ""
     return ", ".join(one_line(part) for part in (job.state.value, signal, code, job.reason) if part)
 
 
 def readable_moment(moment: float) -> str:
-    """14:03 for today, else Nov 20 14:03, or 2025-11-20 for another year."""
+    """Return 14:03 for today, else Nov 20 14:03, or 2025-11-20 for another year."""
     now, then = time.localtime(), time.localtime(moment)
     if then.tm_year != now.tm_year:
         return time.strftime("%Y-%m-%d", then)
@@ -137,12 +83,12 @@ def readable_moment(moment: float) -> str:
 
 
 def as_minute(moment: float) -> str:
-    """2026-11-20T14:03: one word, which sorts by time."""
+    """Return 2026-11-20T14:03: one word, which sorts by time."""
     return time.strftime("%Y-%m-%dT%H:%M", time.localtime(moment))
 
 
 def readable_duration(seconds: float) -> str:
-    """95 -> 1m35s, 7300 -> 2h1m."""
+    """Return 1m35s for 95 seconds, and 2h1m for 7300."""
     seconds = max(0, int(seconds))
     for unit, size, smaller, part in (("d", DAY, "h", HOUR), ("h", HOUR, "m", MINUTE), ("m", MINUTE, "s", 1)):
         if seconds >= size:
@@ -156,7 +102,7 @@ def _reason(job: Job, errors: Mapping[str, RemoteToolError]) -> str:
 
 
 def _gpus(job: Job) -> Sequence[str]:
-    """Return the GPUs of a job; those that its server has reserved by the beginnings of their UUIDs."""
+    """Return the GPUs of a job; for those that its server has reserved, the beginnings of their UUIDs."""
     if job.gpu_count is None:
         return job.gpus or ()
     return [uuid[:SHORT_UUID] for uuid in job.leased_gpus or ()]

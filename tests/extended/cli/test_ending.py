@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool import Workspace
-from remote_tool.cli.local_problems import explain
+from remote_tool.cli.app import explain
 from tests.below import files_below
 from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
@@ -520,7 +520,7 @@ def test_a_temporary_file_that_cannot_be_created_is_reported_with_its_likely_cau
     """The module tempfile hides the cause."""
     code = (
         "import os, resource, sys, tempfile\n"
-        "from remote_tool.cli.local_problems import explain\n"
+        "from remote_tool.cli.app import explain\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0) + 1,) * 2)\n"
         "try: tempfile.gettempdir()\n"
         "except OSError as problem: found = explain(problem)\n"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool import Workspace
-from remote_tool.cli.commands.jobs import signal_name
+from remote_tool.cli.commands.kill import signal_name
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import MASTER_TAG, Job, JobState, new_job_id
 from remote_tool.jobs.registry import Registry

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from remote_tool.cli.commands.clean import print_items
 from remote_tool.cli.following import show_end, show_until_end
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import Console, show_error, show_failures
 from remote_tool.cli.output.log_lines import LONGEST_LINE, ExactOutput, LabelledOutput
 from remote_tool.cli.output.sanitize import escape_controls, harmless_line, harmless_stream, one_line
-from remote_tool.cli.tables.jobs import print_items, print_jobs
+from remote_tool.cli.tables.jobs import print_jobs
 from remote_tool.errors import ConfigError, ConnectError, SomeServersFailedError, SyncError
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.clean.request import CleanItem

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from remote_tool.cli.tables.bandwidth import matrix, remarks
+from remote_tool.cli.commands.bandwidth import matrix, remarks
 from remote_tool.errors import JobError
 from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, MeasuredLink, _read_link, readable_rate, tournament
 from tests.described import undescribed

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from remote_tool.cli.commands.diff import print_differences
 from remote_tool.cli.output import streams
-from remote_tool.cli.tables import job_diff
-from remote_tool.cli.tables.job_diff import print_differences
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.workflows.jobs.compare import FieldDifference, JobDiff, compare_jobs
 
@@ -54,4 +53,3 @@ def test_a_narrow_terminal_gets_the_values_below_each_other(
     long = "train.py " + "x" * 30
     print_differences(JobDiff((FIRST, OTHER), differences=(FieldDifference("command", (long, None)),)))
     assert capfd.readouterr().out == f"command\n  3   {long}\n  12  -\n"
-    assert job_diff.__doc__
