@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Following = Callable[[OnChunk], FollowAnswer]
 
-_ALONE = (
+_LONE_NODES_HINT = (
     "set num_nodes in Lightning, cpu=True in accelerate without GPUs, or call init_process_group in a loop of your own"
 )
 
@@ -46,8 +46,8 @@ def follow(workspace: Workspace, selection: JobSelection, options: FollowOptions
     status = workspace.config.status if options.wait else None
     named = _with_keys(workspace, selection)
     answer = show_until_end(lambda show: workspace.follow_jobs(selection, show, options), named, status=status)
-    pulled = bring_artifacts(workspace, answer) if options.wait else 0
-    leave_unless_ok((answer.exit_code if pass_on else answer.own_exit_code) or pulled)
+    pull_status = _pull_artifacts(workspace, answer) if options.wait else 0
+    leave_unless_ok((answer.exit_code if pass_on else answer.own_exit_code) or pull_status)
 
 
 def follow_started(workspace: Workspace, request: StartRequest | LaunchRequest, answer: JobsAnswer) -> None:
@@ -62,8 +62,8 @@ def follow_started(workspace: Workspace, request: StartRequest | LaunchRequest, 
     followed = show_until_end(
         lambda show: workspace.follow_launch(request, answer.jobs, show), named, status=workspace.config.status
     )
-    pulled = bring_artifacts(workspace, followed)
-    leave_unless_ok(followed.exit_code or pulled)
+    pull_status = _pull_artifacts(workspace, followed)
+    leave_unless_ok(followed.exit_code or pull_status)
 
 
 def show_until_end(
@@ -71,7 +71,8 @@ def show_until_end(
 ) -> FollowAnswer:
     """Print output as it arrives, then how each job ended.
 
-    On a terminal, a line at the bottom shows progress, read by these patterns and the default ones; None: no line.
+    On a terminal, a line at the bottom shows progress, found by the patterns of ``status`` and the default ones; if
+    ``status`` is None, there is no line.
     """
     output = Output()
     try:
@@ -84,8 +85,8 @@ def show_until_end(
     return answer
 
 
-def bring_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
-    """Fetch the artifacts of jobs that have ended; returns the exit status of that."""
+def _pull_artifacts(workspace: Workspace, answer: FollowAnswer) -> int:
+    """Fetch the artifacts of jobs that have ended; return the exit status."""
     ended = [job for job in answer.jobs if job.state.is_finished and job.server not in answer.errors]
     if not any(job.artifacts and not job.artifacts_complete for job in ended):
         return 0
@@ -115,11 +116,11 @@ def _to_both(output: Output, live: LiveStatus | None) -> OnChunk:
 
 
 class Output:
-    """Labels lines when there is more than one source."""
+    """Prints the output of jobs; lines have labels when there is more than one source."""
 
     def __init__(self) -> None:
         self._exact = ExactOutput()
-        self._labelled = LabelledOutput()
+        self._labeled = LabelledOutput()
         self._keys: set[int] = set()
 
     @property
@@ -132,18 +133,18 @@ class Output:
         self._keys.add(chunk.job.key)
         stream = streams.ERR if chunk.stream.endswith("err") else streams.OUT
         if chunk.label:
-            self._labelled.write(chunk.label, stream, chunk.data, f"{chunk.job.id} {chunk.stream}")
+            self._labeled.write(chunk.label, stream, chunk.data, f"{chunk.job.id} {chunk.stream}")
         else:
             self._exact.write("", stream, chunk.data)
 
     def close(self) -> None:
         """Print what is left."""
         self._exact.close()
-        self._labelled.close()
+        self._labeled.close()
 
 
 def show_end(answer: FollowAnswer) -> None:
-    """Show how every job ended, and for a launch which rank failed first and why."""
+    """Show how every job ended, and for a launch the first rank that failed, with its error."""
     for job in answer.jobs:
         inform(f"job {job.key} on {job.server}: {how_it_ended(job)}")
     if answer.first_failure is not None and any(job.launch_id for job in answer.jobs):
@@ -161,7 +162,7 @@ def _warn_of_lone_nodes(jobs: Sequence[Job]) -> None:
         is_alone = all(job.trained_alone and job.state is JobState.SUCCEEDED for job in nodes)
         if launch_id and len(nodes) > 1 and is_alone:
             names = ", ".join(job.server for job in nodes)
-            inform(f"warning: no process on {names} joined a process group, so each trained alone; {_ALONE}")
+            inform(f"warning: no process on {names} joined a process group, so each trained alone; {_LONE_NODES_HINT}")
 
 
 def _show_failure(failure: RankFailure) -> None:
@@ -175,14 +176,15 @@ def _show_failure(failure: RankFailure) -> None:
 
 
 def _how_it_failed(failure: RankFailure) -> str:
-    """Return the error of a rank, with its exit code unless it is named already or is that of every exception."""
+    """Return the error of a rank; its exit code follows if it says more than the error."""
     if failure.exit_code is None:
         return failure.message or "reason unknown"
     code = f"exit code {failure.exit_code}"
     if not failure.message:
         return code
-    is_known = failure.exit_code == 1 or failure.message.endswith(code)
-    return failure.message if is_known else f"{failure.message} ({code})"
+    # Python exits with 1 after any exception.
+    says_nothing = failure.exit_code == 1 or failure.message.endswith(code)
+    return failure.message if says_nothing else f"{failure.message} ({code})"
 
 
 def _with_keys(workspace: Workspace, selection: JobSelection) -> JobSelection:

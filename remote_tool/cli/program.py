@@ -144,7 +144,7 @@ ALSO_KNOWN_AS = {
 # torchrun spells these with underscores too.
 OF_TORCHRUN = ("nproc-per-node", "max-restarts", "master-port", "use-env")
 RESUMED = {"prepare", "setup", "rsync", "update-packages", "keys", "data-sync", "job-rsync", "job-pull"}
-# What to do next after Ctrl-C; a command that follows jobs says it itself.
+# Printed after Ctrl-C; a command that follows jobs prints its own text.
 AFTER_CTRL_C = {
     **dict.fromkeys(RESUMED, "; run it again to resume"),
     **dict.fromkeys(
@@ -170,7 +170,7 @@ HELP_NAMES = {"help_option_names": ["--help", "-h"]}
 
 
 class _TextAsGiven:
-    """Takes absent values, text and counts as they are; Typer converts the rest.
+    """Takes absent values, text and counts unchanged; Typer converts the rest.
 
     Typer loads pydantic for every value that it converts, a quarter of the time of a short command.
     """
@@ -179,7 +179,7 @@ class _TextAsGiven:
         self._parameter = parameter
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:  # noqa: ANN401
-        """Return what a command gets for a value."""
+        """Return the value that a command gets."""
         if value is None:
             return () if getattr(param, "multiple", False) else None
         kind = param.type_descriptor.annotation
@@ -197,7 +197,7 @@ def _without_pydantic(parameters: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose ``--env`` takes one word or two, that may end in a program, and says what Ctrl-C has left."""
+    """A command: ``--env`` takes one or two words, a program may follow the options, and Ctrl-C prints a next step."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - Typer's own types are private
         """Return the parameters."""
@@ -220,23 +220,23 @@ class Command(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            UsageError: After a program comes an option that this command has too, or --cmd lacks its quotes.
+            UsageError: An option after a program is one of this command, too, or --cmd lacks its quotes.
         """
-        given = list(args)
+        original = list(args)
         try:
             rest: list[str] = super().parse_args(ctx, args)
         except _CommandLineError as problem:
-            if whole := self._unquoted(given):
+            if whole := self._unquoted(original):
                 hint = f"If that belongs to the command, put all of it in quotes: --cmd {shlex.quote(whole)}"
                 raise UsageError(problem.format_message().removesuffix("."), hint=hint) from None
             raise
         words = ctx.params.get("words") or []
-        if not ctx.resilient_parsing and given[-len(words) - 1 : -len(words)] != ["--"]:
+        if not ctx.resilient_parsing and original[-len(words) - 1 : -len(words)] != ["--"]:
             self._refuse_own_options(words, ctx.command_path)
         return rest
 
     def _unquoted(self, args: list[str]) -> str:
-        """Return --cmd with the words up to our next option, if it has lost its quotes; else empty."""
+        """Return the words from --cmd up to our next option, if quotes were forgotten; else empty."""
         ours = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
         place = next((index for index, word in enumerate(args) if word in {"--cmd", "--python-cmd"}), len(args))
         first, *rest = args[place + 1 :] or [""]
@@ -244,8 +244,8 @@ class Command(TyperCommand):
         return " ".join([first, *words]) if words and first.split() == [first] else ""
 
     def _refuse_own_options(self, words: list[str], command: str) -> None:
-        every = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
-        ours = {name for name in every if name.startswith("--")} - {"--help"}
+        names = {name for each in self.params for name in (*each.opts, *each.secondary_opts)}
+        ours = {name for name in names if name.startswith("--")} - {"--help"}
         before_dashes = words[: words.index("--")] if "--" in words else words
         for name in (word.partition("=")[0] for word in before_dashes[1:]):
             if name in ours:
@@ -255,7 +255,7 @@ class Command(TyperCommand):
                 )
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
-        """Run the command; say what Ctrl-C has left."""
+        """Run the command; after Ctrl-C, print a next step."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -300,7 +300,7 @@ class TableOfContents(TyperGroup):
 
 
 def first_steps() -> str:
-    """Return what the program shows without arguments."""
+    """Return the text of the program without arguments."""
     width = max(len(name) for names in FIRST.values() for name in names)
     tasks = [
         "\n".join([task, *(f"  {name.ljust(width)}  {COMMANDS[name][1]}" for name in names)])
@@ -336,8 +336,8 @@ def make_program() -> TyperGroup:
     return program
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"{PROGRAM} {__version__}")
         raise typer.Exit
 

@@ -58,7 +58,7 @@ def start_or_plan(
 
 
 def show_plan(console: Console, targets: Targets, make: Callable[[Workspace], Plan], *, json: bool) -> None:
-    """Show what would be started."""
+    """Print the plan, and start nothing."""
     with console:
         plan = make(targets.find_workspace(console))
     if json:
@@ -95,26 +95,26 @@ def choose_where_to_start(config: Config, request: StartRequest) -> tuple[str, .
         return request.servers
     chosen = config.default_server
     if chosen is None and can_ask():
-        chosen = _ask_where(config.local.chosen_server, usual)
+        chosen = _ask_for_server(config.local.chosen_server, usual)
     elif chosen is None:
         inform(f"starting on all {len(usual)} servers; --server NAME or default_server: in configs.yaml chooses one")
     return () if chosen in {None, ALL_SERVERS} else (chosen,)
 
 
-def _ask_where(answered: Path, servers: Sequence[str]) -> str:
-    """Ask once, and keep the answer; say how to change it."""
-    known = (*servers, ALL_SERVERS)
+def _ask_for_server(answer_file: Path, servers: Sequence[str]) -> str:
+    """Ask once, keep the answer, and tell how to change it."""
+    choices = (*servers, ALL_SERVERS)
     with suppress(OSError, ValueError):
-        before = answered.read_text(encoding="utf-8").strip()
-        if before in known:
-            inform(f"starting on {before}, as answered before; --server NAME or default_server: changes that")
-            return before
+        earlier = answer_file.read_text(encoding="utf-8").strip()
+        if earlier in choices:
+            inform(f"starting on {earlier}, as answered before; --server NAME or default_server: changes that")
+            return earlier
     question = f"Start on which server? ({', '.join(servers)} or {ALL_SERVERS})"
-    while (chosen := ask(question, ALL_SERVERS)) not in known:
+    while (chosen := ask(question, ALL_SERVERS)) not in choices:
         inform(f"there is no server {chosen!r}")
     with suppress(OSError):
-        answered.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(answered, f"{chosen}\n".encode())
+        answer_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(answer_file, f"{chosen}\n".encode())
     inform(f"not asked again; to choose for good: default_server: {chosen} in .remote/configs.yaml, or --server NAME")
     return chosen
 

@@ -1,4 +1,4 @@
-"""The stacks of Python processes: read what faulthandler writes, and group processes that are at the same place."""
+"""The stacks of Python processes: parse dumps of faulthandler and py-spy, and group processes at the same place."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _THREAD = re.compile(r"(?:Current t|T)hread 0x[0-9a-f]+.*\(most recent call first\):")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)')
 # Files of installed packages, Python itself, and libraries: not the project's code.
-_OF_OTHERS = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen |\.so(?:\.|$)")
+_FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen |\.so(?:\.|$)")
 # The calls that start a script: of Python itself, of torchrun, and of the processes of a DataLoader.
-_OF_LAUNCHERS = re.compile(
+_LAUNCHER = re.compile(
     r"^<frozen runpy>$|/runpy\.py$|/torch/distributed/(?:run|launch)\.py$|/torch/distributed/(?:launcher|elastic)/"
     r"|/multiprocessing/(?:context|forkserver|popen_\w+|process|spawn)\.py$|/bin/(?:torchrun|accelerate|deepspeed)$"
     r"|/(?:accelerate/commands|deepspeed/launcher)/"
@@ -28,8 +28,8 @@ _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "_call_impl", "_w
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A call: the innermost one comes first in a stack."""
+class StackFrame:
+    """A call in a stack, in which the innermost call comes first."""
 
     file: str
     line: int
@@ -62,22 +62,22 @@ class ProcessStack:
     rank: int | None
     is_child: bool
     command: str
-    threads: tuple[tuple[Frame, ...], ...]
+    threads: tuple[tuple[StackFrame, ...], ...]
     why: str
 
     @property
-    def stack(self) -> tuple[Frame, ...]:
+    def stack(self) -> tuple[StackFrame, ...]:
         """The stack of the main thread; the innermost call comes first."""
         return self.threads[-1] if self.threads else ()
 
     @property
-    def folded(self) -> tuple[tuple[Frame, ...], int]:
-        """The stack without the outermost calls that are the launcher's, and how many these are."""
+    def folded(self) -> tuple[tuple[StackFrame, ...], int]:
+        """The stack without the outermost calls, which are the launcher's, and the number of these."""
         stack = self.stack
-        own = next((n for n in range(len(stack), 0, -1) if not _OF_LAUNCHERS.search(stack[n - 1].file)), 0)
+        own = next((n for n in range(len(stack), 0, -1) if not _LAUNCHER.search(stack[n - 1].file)), 0)
         is_launcher = any("/torch/distributed/" in frame.file for frame in stack[own:])
-        # A launcher that waits is in the standard library.
-        inner = 0 if is_launcher and all(_OF_OTHERS.search(frame.file) for frame in stack[:own]) else own
+        # A launcher that waits shows calls of the standard library.
+        inner = 0 if is_launcher and all(_FOREIGN.search(frame.file) for frame in stack[:own]) else own
         return stack[:inner], len(stack) - inner
 
     @property
@@ -86,13 +86,13 @@ class ProcessStack:
         stack = self.stack
         if not stack:
             return self.why or "no Python code"
-        own = next((number for number, frame in enumerate(stack) if not _OF_OTHERS.search(frame.file)), 0)
+        own = next((number for number, frame in enumerate(stack) if not _FOREIGN.search(frame.file)), 0)
         called = next((frame for frame in reversed(stack[:own]) if frame.function not in _WRAPPERS), stack[own])
         return f"{called.function} ({stack[own].place})"
 
 
 @dataclass(frozen=True)
-class Group:
+class StackGroup:
     """Processes at the same place."""
 
     where: str
@@ -100,7 +100,7 @@ class Group:
 
     @property
     def label(self) -> str:
-        """``ranks 0-6``, ``2 children of rank 7``, ``process 1234 on gpu1``, or ``job 3 on gpu1`` without a process."""
+        """The name: ``ranks 0-6``, ``2 children of rank 7``, ``process 1234 on gpu1``, or ``job 3 on gpu1``."""
         first = self.processes[0]
         if first.rank is None:
             several = f"{len(self.processes)} processes"
@@ -112,27 +112,27 @@ class Group:
         return f"{count} {'child' if count == 1 else 'children'} of {named}" if first.is_child else named
 
 
-def read_threads(text: str) -> tuple[tuple[Frame, ...], ...]:
+def read_threads(text: str) -> tuple[tuple[StackFrame, ...], ...]:
     """Return the stacks in a dump of faulthandler or py-spy, the main thread's last."""
     if text.startswith("["):
         return _read_json(text)
-    threads: list[list[Frame]] = []
+    threads: list[list[StackFrame]] = []
     for line in text.splitlines():
         if _THREAD.fullmatch(line):
             threads.append([])
         elif threads and (match := _FRAME.fullmatch(line)) and len(threads[-1]) < _MOST_FRAMES:
             number = int(match["line"]) if match["line"].isdigit() else 0
-            threads[-1].append(Frame(match["file"], number, match["function"]))
+            threads[-1].append(StackFrame(match["file"], number, match["function"]))
     return tuple(map(tuple, threads))
 
 
-def _read_json(text: str) -> tuple[tuple[Frame, ...], ...]:
+def _read_json(text: str) -> tuple[tuple[StackFrame, ...], ...]:
     """Read what ``py-spy dump --json`` writes; return nothing if it has another form."""
     try:
         threads = sorted(json.loads(text), key=lambda thread: thread["thread_name"] == "MainThread")
         return tuple(
             tuple(
-                Frame(str(frame["filename"]), int(frame["line"]), str(frame["name"]))
+                StackFrame(str(frame["filename"]), int(frame["line"]), str(frame["name"]))
                 for frame in thread["frames"][:_MOST_FRAMES]
             )
             for thread in threads
@@ -141,13 +141,13 @@ def _read_json(text: str) -> tuple[tuple[Frame, ...], ...]:
         return ()
 
 
-def grouped(processes: Iterable[ProcessStack]) -> list[Group]:
-    """Group processes at the same place: ranks first, and of these the smallest group, as it is the odd one."""
+def grouped(processes: Iterable[ProcessStack]) -> list[StackGroup]:
+    """Group processes at the same place: ranks first, and the smallest group of ranks before the others."""
     groups: dict[tuple[bool, bool, str], list[ProcessStack]] = defaultdict(list)
     for each in processes:
         groups[each.rank is None, each.is_child, each.where].append(each)
     order = sorted(groups.items(), key=lambda item: (item[0][:2], len(item[1]), _first_rank(item[1])))
-    return [Group(where, tuple(members)) for (_, _, where), members in order]
+    return [StackGroup(where, tuple(members)) for (_, _, where), members in order]
 
 
 def _first_rank(processes: Sequence[ProcessStack]) -> int:
@@ -155,7 +155,7 @@ def _first_rank(processes: Sequence[ProcessStack]) -> int:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """0, 1, 2, 5 -> ``ranks 0-2, 5``."""
+    """Return ``ranks 0-2, 5`` for 0, 1, 2, 5."""
     runs: list[list[int]] = []
     for number in ranks:
         if runs and runs[-1][-1] == number - 1:

@@ -1,4 +1,4 @@
-"""The commands that end in a page of the browser: jupyter and tensorboard."""
+"""The commands that open a page in the browser: jupyter and tensorboard."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def jupyter(
     from remote_tool.workflows.forward.jupyter import JupyterRequest  # noqa: PLC0415 - not for --help
 
     request = JupyterRequest(tuple(server or ()), port, parse_devices(devices))
-    running: list[Notebook] = []
-    with _browser(wanted=not no_browser) as show:
+    notebooks: list[Notebook] = []
+    with _browser(is_enabled=not no_browser) as show:
 
         def on_open(notebook: Notebook) -> None:
-            running.append(notebook)
+            notebooks.append(notebook)
             job, opened = notebook.job, notebook.opened
-            how = "is running" if notebook.is_new else "was running already"
+            state = "is running" if notebook.is_new else "was running already"
             other = (
                 f"; port {opened.requested_port} here is not free"
                 if opened.requested_port not in {0, opened.listen.port}
                 else ""
             )
-            inform(f"job {job.key} on {job.server}: Jupyter Lab {how}{other}")
+            inform(f"job {job.key} on {job.server}: Jupyter Lab {state}{other}")
             print_data(notebook.url)
             show(notebook.url)
 
@@ -67,9 +67,9 @@ def jupyter(
             with connection.console() as console:
                 console.find_workspace().jupyter(request, on_open)
         except KeyboardInterrupt:
-            if not running:
+            if not notebooks:
                 raise
-            job = running[0].job
+            job = notebooks[0].job
             again = f"to open it again: remote-tool jupyter --server {job.server}"
             inform_of_interruption(f"; Jupyter Lab keeps running; {again}; to stop it: remote-tool job-kill {job.key}")
             raise typer.Exit(streams.INTERRUPTED) from None
@@ -94,7 +94,7 @@ def tensorboard(
     from remote_tool.workflows.jobs.tensorboard import TensorboardRequest  # noqa: PLC0415 - not for --help
 
     request = TensorboardRequest(jobs.selection(stopped=True), port, interval)
-    with _browser(wanted=not no_browser) as show:
+    with _browser(is_enabled=not no_browser) as show:
 
         def on_open(url: str) -> None:
             print_data(url)
@@ -105,12 +105,12 @@ def tensorboard(
 
 
 @contextmanager
-def _browser(*, wanted: bool) -> Iterator[Callable[[str], None]]:
+def _browser(*, is_enabled: bool) -> Iterator[Callable[[str], None]]:
     """Open addresses in the browser as soon as they answer, without waiting for it.
 
-    An address may have a token, which nobody shall see in the arguments of the browser: it is in a private file.
+    An address may have a token, so it reaches the browser in a private file, not in its arguments.
     """
-    if not wanted or not _has_screen():
+    if not is_enabled or not _has_screen():
         yield lambda _url: None
         return
     with tempfile.TemporaryDirectory(prefix="remote-tool-") as folder:
@@ -125,7 +125,7 @@ def _browser(*, wanted: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _has_screen() -> bool:
-    """Whether a browser has a window: one in this terminal would take it over."""
+    """Return whether a browser opens a window: one in this terminal would take it over."""
     names = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
     return sys.platform == "darwin" or any(os.environ.get(name) for name in names)
 
@@ -134,7 +134,7 @@ def _open(url: str, page: Path) -> None:
     import webbrowser  # noqa: PLC0415 - few commands need it
 
     if _answers(url):
-        # Without a browser there is still the address that was printed.
+        # Without a browser, the printed address is enough.
         with suppress(webbrowser.Error, OSError):
             webbrowser.open(page.as_uri())
 
@@ -144,7 +144,7 @@ def _answers(url: str) -> bool:
     import urllib.error  # noqa: PLC0415 - few commands need it
     import urllib.request  # noqa: PLC0415 - as above
 
-    # A proxy of this machine would not find it.
+    # A proxy would not find an address of this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < deadline:

@@ -37,15 +37,15 @@ def disconnect(*, targets: Targets, json: AsJson = False, connection: Connection
         inform("no login was kept")
 
 
-def _show(kept: Sequence[KeptLogin], before: str, *, json: bool) -> None:
+def _show(kept: Sequence[KeptLogin], prefix: str, *, json: bool) -> None:
     if json:
         print_json({"connections": [_as_json(login) for login in kept], "errors": []})
         return
     show_since = readable_moment if streams.is_terminal(streams.OUT) else as_minute
     for login in kept:
         state = f"{login.sessions} in use" if login.pid is not None else "no answer"
-        whom = f"{login.username}@{login.address}"
-        print_data(f"{login.server}: {before}{whom}, since {show_since(login.since)}, {state}")
+        destination = f"{login.username}@{login.address}"
+        print_data(f"{login.server}: {prefix}{destination}, since {show_since(login.since)}, {state}")
 
 
 def _as_json(login: KeptLogin) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The command that demonstrates everything."""
+"""The command demo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def demo(
     verbose: Verbose = 0,
 ) -> None:
     """Create throwaway SSH servers on this machine, and run every step on them."""
-    # It needs the SSH library, which --help does without.
-    from remote_tool.workflows.demo.journey import DemoOptions, run_demo  # noqa: PLC0415
+    from remote_tool.workflows.demo.journey import DemoOptions, run_demo  # noqa: PLC0415 - it loads the SSH library
 
     leave_unless_ok(run_demo(DemoOptions(servers=servers, keep=keep, verbose=verbose), inform))

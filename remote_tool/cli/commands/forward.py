@@ -61,8 +61,8 @@ def _described(opened: Opened) -> str:
     text = f"{opened.listen} -> {opened.target} on {opened.server}"
     if opened.requested_port in {0, opened.listen.port}:
         return text
-    why = f"goes to {opened.taken_by}" if opened.taken_by else "is not free"
-    return f"{text} (port {opened.requested_port} here {why})"
+    state = f"goes to {opened.taken_by}" if opened.taken_by else "is not free"
+    return f"{text} (port {opened.requested_port} here {state})"
 
 
 def _as_json(opened: Opened) -> dict[str, Any]:

@@ -238,7 +238,9 @@ def _end_orphans(
     _show_orphans_outcome(found, errors, ended=is_confirmed, json=json)
 
 
-def _show_orphans_outcome(found: OrphansAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool, json: bool) -> None:
+def _show_orphans_outcome(
+    found: OrphansAnswer, errors: Mapping[str, RemoteToolError], *, ended: bool, json: bool
+) -> None:
     all_errors = {**found.errors, **errors}
     if json:
         print_json(_orphans_document(found, all_errors, ended=ended))

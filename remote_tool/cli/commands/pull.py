@@ -1,4 +1,4 @@
-"""The command that fetches files of jobs."""
+"""The command job-pull."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def job_pull(  # noqa: PLR0913 - one parameter per option
         answer = workspace.pull_jobs(selection, tuple(artifact or ()), to=to, check=False)
         sent = workspace.send_from_job(selection.jobs[0], overwrite=overwrite, check=False) if to_all else Results()
     if json:
-        document = pull_document(answer, workspace.config.local.jobs)
+        document = _document(answer, workspace.config.local.jobs)
         print_json({**document, **_sent_document(sent)} if to_all else document)
     else:
         _show(workspace, answer)
@@ -83,8 +83,8 @@ def _sent_document(sent: Results[PushResult]) -> dict[str, list[dict[str, Any]]]
     return {"sent_to": servers, "send_errors": errors_as_json(sent.errors)}
 
 
-def pull_document(answer: PullAnswer, jobs_folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the document: the files of each job that are here, and those that are not, with the reason."""
+def _document(answer: PullAnswer, jobs_folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the document: the files of each job that are here, and the reason for each one that is not."""
     jobs = [
         {
             **job_as_json(each.job, jobs_folder),
@@ -103,8 +103,8 @@ def _show(workspace: Workspace, answer: PullAnswer) -> None:
     for each in answer.jobs:
         new = [file for file in each.files if file.is_new]
         for file in new:
-            inside = file.path.is_relative_to(workspace.root)
-            print_data(str(file.path.relative_to(workspace.root) if inside else file.path))
+            is_inside = file.path.is_relative_to(workspace.root)
+            print_data(str(file.path.relative_to(workspace.root) if is_inside else file.path))
         old = len(each.files) - len(new)
         counts = [f"{len(new)} new", f"{old} already here"] if each.files else ["no files"]
         counts += [f"{len(each.left_out)} skipped"] if each.left_out else []

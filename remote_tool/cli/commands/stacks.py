@@ -13,7 +13,7 @@ from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, 
 from remote_tool.cli.output.json_output import errors_as_json, print_json
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.stacks import stack_lines
-from remote_tool.jobs.stacks import Group, grouped
+from remote_tool.jobs.stacks import StackGroup, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,11 +37,11 @@ def job_stacks(
     """
     with connection.console("asking servers") as console:
         answer = console.find_workspace().take_stacks(jobs.selection(), native=native)
-    show_stacks(answer, json=json, is_whole=everything)
+    _show(answer, json=json, is_whole=everything)
     leave_unless_ok(answer.exit_code)
 
 
-def show_stacks(answer: StacksAnswer, *, json: bool, is_whole: bool = False) -> None:
+def _show(answer: StacksAnswer, *, json: bool, is_whole: bool) -> None:
     """Show the processes in groups, each with the stack of the first one."""
     groups = grouped(answer.processes)
     if json:
@@ -54,7 +54,7 @@ def show_stacks(answer: StacksAnswer, *, json: bool, is_whole: bool = False) -> 
         inform("no Python processes found in the selected jobs")
     for server, text in answer.notes:
         inform(f"{server}: {text}")
-    # Their stacks are shown, but not as asked for.
+    # Their stacks are shown, but without the calls that were requested.
     for server, why in dict.fromkeys((each.server, each.why) for each in answer.processes if each.why and each.stack):
         inform(f"{server}: no calls in C and C++: {why}")
     show_failures(answer.errors)
@@ -66,5 +66,5 @@ def _kept_lines(answer: StacksAnswer) -> Iterator[str]:
         yield from (one_line(f"    {line}") for line in each.text.splitlines() if line.strip())
 
 
-def _as_json(group: Group) -> dict[str, Any]:
+def _as_json(group: StackGroup) -> dict[str, Any]:
     return {"label": group.label, "where": group.where, "processes": [asdict(each) for each in group.processes]}

@@ -1,4 +1,7 @@
-"""The table of jobs on a terminal."""
+"""The table of jobs on a terminal.
+
+It is a module of its own because it loads Rich, which a command in a pipe does without.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ RIGHT = {"KEY", "DURATION"}
 NARROW = {"SERVER": 12, "WHO": 12, "TAGS": 8, "GPUS": 12, "NAME": 12, "VALUES": 22}
 # A name and values that are dropped go to the line of the note.
 DROPPED = ("VALUES", "LAUNCH", "DURATION", "TAGS", "GPUS", "NAME")
-# These have lines of their own, or the remaining width.
-BESIDE = {"NOTE", "REASON", "COMMAND"}
+# Columns with lines of their own, or with the remaining width.
+WITHOUT_WIDTH = {"NOTE", "REASON", "COMMAND"}
 LEAST_COMMAND = 12
 
 
@@ -54,37 +57,37 @@ def draw(jobs: Sequence[Job], rows: Sequence[Row], descriptor: int) -> None:
             keys.append(row["KEY"])
             for line in _row(job, row, widths, console.width):
                 console.print(line)
-            if more := [row[name] for name in ("NAME", "VALUES", "NOTE") if row.get(name) and name not in widths]:
-                console.print(Padding(Text("  ".join(more), style="italic"), (0, 0, 0, widths.get("KEY", 0) + GAP)))
+            if extra := [row[name] for name in ("NAME", "VALUES", "NOTE") if row.get(name) and name not in widths]:
+                console.print(Padding(Text("  ".join(extra), style="italic"), (0, 0, 0, widths.get("KEY", 0) + GAP)))
         if reason:
             console.print(_explanation(reason, keys, widths.get("KEY", 0)))
 
 
-def _widths(rows: Sequence[Row], room: int) -> dict[str, int]:
+def _widths(rows: Sequence[Row], total: int) -> dict[str, int]:
     """Return the widths of the columns before the command, without empty columns; empty if they do not fit."""
     widths = {
         name: max(cell_len(text) for text in (name, *(row[name] for row in rows)))
         for name in rows[0]
-        if name not in BESIDE and any(row[name] for row in rows)
+        if name not in WITHOUT_WIDTH and any(row[name] for row in rows)
     }
-    if not _fits(widths, room):
+    if not _fits(widths, total):
         widths = {name: min(width, NARROW.get(name, width)) for name, width in widths.items()}
     for name in DROPPED:
-        if not _fits(widths, room):
+        if not _fits(widths, total):
             widths.pop(name, None)
-    return widths if _fits(widths, room) else {}
+    return widths if _fits(widths, total) else {}
 
 
-def _fits(widths: dict[str, int], room: int) -> bool:
-    return sum(widths.values()) + GAP * len(widths) + LEAST_COMMAND <= room
+def _fits(widths: dict[str, int], total: int) -> bool:
+    return sum(widths.values()) + GAP * len(widths) + LEAST_COMMAND <= total
 
 
-def _row(job: Job, row: Row, widths: dict[str, int], room: int) -> Iterator[RenderableType]:
+def _row(job: Job, row: Row, widths: dict[str, int], total: int) -> Iterator[RenderableType]:
     cells = [(_cell(job, name, row), name) for name in (*widths, "COMMAND")]
     if widths:
-        yield _line(cells, widths, room)
+        yield _line(cells, widths, total)
         return
-    # Only the command is cut here.
+    # Only the command is cut.
     head = [_cell(job, name, row) for name in ("KEY", "SERVER", "STATE", "EXIT") if row[name]]
     yield Text(" " * GAP).join(head)
     rest = [row["STARTED"], row["DURATION"], row.get("WHO", ""), row["LAUNCH"], row["TAGS"]]
@@ -97,11 +100,11 @@ def _cell(job: Job, name: str, row: Row) -> Text:
     return Text(row[name], style=STYLES[job.state] if name == "STATE" else "bold" if name == "KEY" else "")
 
 
-def _line(cells: Sequence[tuple[Text, str]], widths: dict[str, int], room: int) -> Text:
+def _line(cells: Sequence[tuple[Text, str]], widths: dict[str, int], total: int) -> Text:
     """Return one line that fits the terminal; the command takes the remaining width."""
-    left = room - sum(widths.values()) - GAP * len(widths)
+    command_width = total - sum(widths.values()) - GAP * len(widths)
     for text, name in cells:
-        text.truncate(widths.get(name, left), overflow="ellipsis")
+        text.truncate(widths.get(name, command_width), overflow="ellipsis")
         missing = widths.get(name, 0) - text.cell_len
         if name in RIGHT:
             text.pad_left(missing)
@@ -114,11 +117,11 @@ def _line(cells: Sequence[tuple[Text, str]], widths: dict[str, int], room: int) 
 
 def _explanation(reason: str, keys: Sequence[str], indent: int) -> RenderableType:
     """Show the reason for the state of jobs, once for neighbors with the same reason."""
-    whose = "" if len(keys) == 1 else f"{_ranges([int(key) for key in keys])}: "
-    return Padding(Text(whose + reason, style="dim italic"), (0, 0, 0, indent + GAP))
+    prefix = "" if len(keys) == 1 else f"{_ranges([int(key) for key in keys])}: "
+    return Padding(Text(prefix + reason, style="dim italic"), (0, 0, 0, indent + GAP))
 
 
 def _ranges(keys: Sequence[int]) -> str:
-    """``31, 33, 40 to 44``: only keys without a gap are a range."""
+    """Return ``31, 33, 40 to 44``: only three keys or more without a gap are a range."""
     runs = [[key for _, key in run] for _, run in groupby(enumerate(sorted(keys)), lambda each: each[1] - each[0])]
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)  # noqa: PLR2004

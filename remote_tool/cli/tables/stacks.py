@@ -1,11 +1,11 @@
-"""The stacks of processes, as lines: equal ones once."""
+"""The stacks of processes, as lines: equal stacks are shown once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from remote_tool.cli.output.sanitize import one_line
-from remote_tool.jobs.stacks import Group, grouped
+from remote_tool.jobs.stacks import StackGroup, grouped
 from remote_tool.readable import counted
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def stack_lines(answer: StacksAnswer, *, is_whole: bool = False) -> list[str]:
-    """Return each group with the stack of its first process; the launcher's calls are counted unless it is whole."""
+    """Return each group with the stack of its first process; unless ``is_whole``, calls of the launcher are counted."""
     return [line for group in grouped(answer.processes) for line in _lines(group, is_whole=is_whole)]
 
 
-def _lines(group: Group, *, is_whole: bool) -> Iterator[str]:
+def _lines(group: StackGroup, *, is_whole: bool) -> Iterator[str]:
     yield one_line(f"{group.label}: {group.where}")
     process = group.processes[0]
     shown, folded = (process.stack, 0) if is_whole else process.folded

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.samples import GpuSample, Sample
 
 UNKNOWN = "?"
-# Of the id of a job without a name, as in ``gpus``.
+# Characters of the id of a job without a name.
 SHOWN_ID = 8
 
 
@@ -30,12 +30,12 @@ def server_rows(
 def server_row(name: str, sample: Sample) -> dict[str, str]:
     """Return the row of a server that has answered."""
     gpus = sample.gpus
-    asked = not sample.gpu_problem
+    is_known = not sample.gpu_problem
     powers = [gpu.power for gpu in gpus if gpu.power is not None]
     temperatures = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
     return {
         "SERVER": one_line(name),
-        "GPUS": str(len(gpus)) if asked else UNKNOWN,
+        "GPUS": str(len(gpus)) if is_known else UNKNOWN,
         "USE": percent(sample.gpu_load),
         "RESERVED": str(sum(gpu.lease is not None for gpu in gpus) or ""),
         "GPU MEM": _pair(_total(gpu.memory_used for gpu in gpus), _total(gpu.memory_total for gpu in gpus)),
@@ -49,7 +49,7 @@ def server_row(name: str, sample: Sample) -> dict[str, str]:
 
 
 def missed_row(name: str, error: RemoteToolError | None) -> dict[str, str]:
-    """Return the row of a server that could not be asked, which says nothing about what it has."""
+    """Return the row of a server that did not answer, with its problem; the other cells are unknown."""
     columns = ("GPUS", "USE", "RESERVED", "GPU MEM", "TEMP", "POWER", "CPU", "MEMORY", "DISK FREE")
     problem = "waiting" if error is None else error.message.removeprefix(f"{name}: ")
     return {"SERVER": one_line(name), **dict.fromkeys(columns, UNKNOWN), "PROBLEM": one_line(problem)}
@@ -74,16 +74,16 @@ def gpu_rows(server: str, sample: Sample, keys: Mapping[str, int]) -> list[dict[
 
 
 def used_by(gpu: GpuSample, keys: Mapping[str, int]) -> str:
-    """Return whose processes use a GPU: ``job 3, alice (2 processes)``."""
+    """Name the users of a GPU: ``job 3, alice (2 processes)``."""
     counts: dict[str, int] = {}
     for process in gpu.processes:
-        who = f"job {keys[process.job]}" if process.job in keys else one_line(process.user) or "another container"
-        counts[who] = counts.get(who, 0) + 1
-    return ", ".join(who if count == 1 else f"{who} ({count} processes)" for who, count in counts.items())
+        user = f"job {keys[process.job]}" if process.job in keys else one_line(process.user) or "another container"
+        counts[user] = counts.get(user, 0) + 1
+    return ", ".join(user if count == 1 else f"{user} ({count} processes)" for user, count in counts.items())
 
 
 def reserved_by(gpu: GpuSample, keys: Mapping[str, int]) -> str:
-    """Return who has reserved a GPU: ``job 3`` of this project, or ``ann (digits)``; empty if nobody has."""
+    """Name the holder of a GPU: ``job 3`` of this project, or ``ann (digits)``; empty if nobody has reserved it."""
     if gpu.lease is None:
         return ""
     if gpu.lease.job in keys:
@@ -92,7 +92,7 @@ def reserved_by(gpu: GpuSample, keys: Mapping[str, int]) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share, empty when it is unknown."""
+    """Return a percentage; empty when it is unknown."""
     return "" if value is None else f"{value:.0f} %"
 
 

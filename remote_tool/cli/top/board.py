@@ -15,7 +15,7 @@ from remote_tool.cli.top.chart import chart, sparkline
 from remote_tool.errors import RemoteToolError
 from remote_tool.jobs.job import JobState
 from remote_tool.jobs.stacks import name_ranks
-from remote_tool.readable import readable_size
+from remote_tool.readable import counted, readable_size
 from remote_tool.workflows.servers.top import JobsChanged, Missed, Progressed, Sampled
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ Row = dict[str, str]
 # A server that has sent nothing for this long is marked.
 SILENT_SECONDS = 10.0
 KEPT_SAMPLES, KEPT_POINTS = 240, 4000
-SPARK = 12
+SPARK_WIDTH = 12
 CHART_HEIGHT = 6
-# Of a launch; a sweep may have thousands of jobs.
+# Nodes that the details of a launch list; a sweep may have thousands of jobs.
 MOST_NODES = 32
 SERVER_ORDERS = ("name", "use", "cpu")
 JOB_ORDERS = ("key", "server", "state", "duration", "loss")
@@ -56,7 +56,7 @@ class Board:
         self._lock = threading.Lock()
         self._has_changed = threading.Event()
         self._samples: dict[str, Sample] = {}
-        self._heard: dict[str, float] = {}
+        self._sampled_at: dict[str, float] = {}
         self._errors: dict[str, RemoteToolError] = {}
         self._loads: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_SAMPLES))
         self._ranks_on: dict[str, dict[str, JobRanks]] = {}
@@ -70,7 +70,7 @@ class Board:
         with self._lock:
             match event:
                 case Sampled(server, sample):
-                    self._samples[server], self._heard[server] = sample, self._clock()
+                    self._samples[server], self._sampled_at[server] = sample, self._clock()
                     self._ranks_on[server] = {each.job: each for each in sample.ranks}
                     self._errors.pop(server, None)
                     load = sample.gpu_load if sample.gpus else sample.cpu
@@ -92,13 +92,13 @@ class Board:
     def wait_for_servers(self, seconds: float) -> bool:
         """Wait until each server has answered or could not be asked; return whether all have."""
         deadline = time.monotonic() + seconds
-        while not self.has_ended and not self._is_complete and time.monotonic() < deadline:
+        while not self.has_ended and not self._have_all_answered and time.monotonic() < deadline:
             self._has_changed.wait(max(0.0, deadline - time.monotonic()))
             self._has_changed.clear()
-        return self.has_ended or self._is_complete
+        return self.has_ended or self._have_all_answered
 
     @property
-    def _is_complete(self) -> bool:
+    def _have_all_answered(self) -> bool:
         with self._lock:
             return all(name in self._samples or name in self._errors for name in self._names)
 
@@ -124,30 +124,32 @@ class Board:
         if answering:
             loads = [gpu.load for gpu in gpus if gpu.load is not None]
             reserved = sum(gpu.lease is not None for gpu in gpus)
-            parts += [_counted(len(gpus), "GPU")] + ([f"{reserved} reserved"] if reserved else [])
+            parts += [counted(len(gpus), "GPU")] + ([f"{reserved} reserved"] if reserved else [])
             parts += [f"{sum(loads) / len(loads):.0f} % in use"] if loads else []
-            parts.append(f"{_counted(sum(state.is_running for state in states), 'job')} running")
+            parts.append(f"{counted(sum(state.is_running for state in states), 'job')} running")
         if queued := states.count(JobState.QUEUED):
-            parts.append(f"{_counted(queued, 'job')} queued")
+            parts.append(f"{counted(queued, 'job')} queued")
         if unreachable := states.count(JobState.UNREACHABLE):
-            parts.append(f"{_counted(unreachable, 'job')} unreachable")
+            parts.append(f"{counted(unreachable, 'job')} unreachable")
         return ", ".join(parts)
 
     def server_rows(self, text: str = "") -> list[tuple[str, Row]]:
         """Return the name and the row of each server that contains a text."""
         with self._lock:
-            rows = [(name, self._server_row(name)) for name in sorted(self._names, key=self._server_rank)]
+            rows = [(name, self._server_row(name)) for name in sorted(self._names, key=self._server_sort_key)]
         return _filtered(rows, text)
 
     def job_rows(self, text: str = "") -> list[tuple[str, Row]]:
         """Return the id and the row of each job that contains a text."""
         with self._lock:
-            up = {launch: self._count_up(nodes) for launch, nodes in self._launches.items()}
-            rows = [(job.id, self._job_row(job, up)) for job in sorted(self._jobs.values(), key=self._job_rank)]
+            running = {launch: self._count_running(nodes) for launch, nodes in self._launches.items()}
+            rows = [
+                (job.id, self._job_row(job, running)) for job in sorted(self._jobs.values(), key=self._job_sort_key)
+            ]
         return _filtered(rows, text)
 
     def server_details(self, name: str, width: int) -> list[str]:
-        """Return a line for each GPU of a server with a bar of its use, and whose processes use it."""
+        """Return a line for each GPU of a server: a bar of its load, its memory, its users and its reservation."""
         with self._lock:
             sample = self._samples.get(name)
             problem = self._problem(name)
@@ -161,8 +163,8 @@ class Board:
         for gpu in sample.gpus:
             bar = ("█" * round((gpu.load or 0) / 10)).ljust(10, "·")
             memory = "" if gpu.memory_used is None else f"{readable_size(gpu.memory_used):>9}"
-            who = _use_and_lease(used_by(gpu, keys), reserved_by(gpu, keys))
-            lines.append(one_line(f"GPU {gpu.index} {bar} {percent(gpu.load):>5} {memory}  {who}"))
+            users = _use_and_lease(used_by(gpu, keys), reserved_by(gpu, keys))
+            lines.append(one_line(f"GPU {gpu.index} {bar} {percent(gpu.load):>5} {memory}  {users}"))
         return lines
 
     def job_details(self, job_id: str, width: int) -> list[str]:
@@ -183,8 +185,8 @@ class Board:
         return [*lines, "loss over step", *drawn] if drawn else lines
 
     def _note_jobs(self, jobs: Sequence[Job]) -> None:
-        before, self._jobs = self._jobs, {job.id: job for job in jobs}
-        for job_id in before.keys() - self._jobs.keys():
+        former, self._jobs = self._jobs, {job.id: job for job in jobs}
+        for job_id in former.keys() - self._jobs.keys():
             self._values.pop(job_id, None)
             self._series.pop(job_id, None)
         self._launches = {}
@@ -203,18 +205,18 @@ class Board:
             if number is None:
                 continue
             points = self._series[job_id].setdefault(name, deque(maxlen=KEPT_POINTS))
-            where = float(len(points)) if step is None else step
+            position = float(len(points)) if step is None else step
             # A tail is sent again as long as it grows, also when this value has not changed.
-            if not points or points[-1] != (where, number):
-                points.append((where, number))
+            if not points or points[-1] != (position, number):
+                points.append((position, number))
 
     def _problem(self, name: str) -> str:
         """Return why there is no current sample; empty with one."""
         if name in self._errors:
             return self._errors[name].message.removeprefix(f"{name}: ")
-        if name not in self._heard:
+        if name not in self._sampled_at:
             return "waiting"
-        silent = self._clock() - self._heard[name]
+        silent = self._clock() - self._sampled_at[name]
         return f"no answer for {silent:.0f} s" if silent > SILENT_SECONDS else ""
 
     def _server_row(self, name: str) -> Row:
@@ -223,17 +225,17 @@ class Board:
         if sample is None or name in self._errors:
             return missed_row(name, RemoteToolError(problem))
         row = server_row(name, sample)
-        trend = sparkline([*self._loads[name]], SPARK, low=0, high=100)
+        trend = sparkline([*self._loads[name]], SPARK_WIDTH, low=0, high=100)
         return {**row, "TREND": trend, "PROBLEM": one_line(problem) or row["PROBLEM"]}
 
-    def _server_rank(self, name: str) -> tuple[float, str]:
+    def _server_sort_key(self, name: str) -> tuple[float, str]:
         sample = self._samples.get(name)
         if sample is None or self.server_order == "name":
             return (0.0 if self.server_order == "name" else 1.0, name)
         value = sample.gpu_load if self.server_order == "use" else sample.cpu
         return (-(value or 0.0), name)
 
-    def _job_row(self, job: Job, up: Mapping[str, str]) -> Row:
+    def _job_row(self, job: Job, running: Mapping[str, str]) -> Row:
         values = self._values.get(job.id, {})
         losses = [number for _, number in self._series.get(job.id, {}).get("loss", ())]
         duration = job.duration(time.time())
@@ -241,16 +243,18 @@ class Board:
             "KEY": str(job.key),
             "SERVER": one_line(job.server),
             "STATE": self._state(job).value,
-            "LAUNCH": f"{one_line(job.launch_id)[-4:]}/{job.node_rank} {up[job.launch_id]}" if job.launch_id else "",
+            "LAUNCH": f"{one_line(job.launch_id)[-4:]}/{job.node_rank} {running[job.launch_id]}"
+            if job.launch_id
+            else "",
             "PROGRESS": _progress(values),
             "LOSS": one_line(values.get("loss", "")),
-            "TREND": sparkline(losses, SPARK),
+            "TREND": sparkline(losses, SPARK_WIDTH),
             "DURATION": "" if duration is None else readable_duration(duration),
             "NAME": one_line(job.name),
             "COMMAND": short_command(job),
         }
 
-    def _job_rank(self, job: Job) -> tuple[str | float, int]:
+    def _job_sort_key(self, job: Job) -> tuple[str | float, int]:
         match self.job_order:
             case "server":
                 return (job.server, job.key)
@@ -263,8 +267,8 @@ class Board:
                 return (float("inf") if loss is None or loss != loss else loss, job.key)  # noqa: PLR0124 - not a number
         return (0.0, job.key)
 
-    def _count_up(self, nodes: Sequence[Job]) -> str:
-        """Return how many nodes of a launch run."""
+    def _count_running(self, nodes: Sequence[Job]) -> str:
+        """Return the number of running nodes of a launch: ``2/4 up``."""
         return f"{sum(self._state(each).is_running for each in nodes)}/{len(nodes)} up"
 
     def _state(self, job: Job) -> JobState:
@@ -295,14 +299,14 @@ class Board:
 
 
 def _use_and_lease(used: str, reserved: str) -> str:
-    """Return who uses a GPU and who has reserved it, in few words if that is the same job."""
+    """Name the users and the holder of a GPU, in few words if they are the same job."""
     if not reserved:
         return used
     return f"{used}, reserved" if used == reserved else ", ".join(filter(None, (used, f"reserved by {reserved}")))
 
 
 def _progress(values: Mapping[str, str]) -> str:
-    """Return ``120/1000 12 %``, or what is known of it."""
+    """Return ``120/1000 12 %``, or the known part of it."""
     text = values.get("step") or values.get("epoch") or ""
     counts = _COUNT.fullmatch(text)
     share = f" {100 * int(counts[1]) / int(counts[2]):.0f} %" if counts and int(counts[2]) else ""
@@ -315,10 +319,6 @@ def _number(text: str) -> float | None:
         return float(match[0].replace(",", "")) if match else None
     except ValueError:
         return None
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _next(orders: Sequence[str], current: str) -> str:

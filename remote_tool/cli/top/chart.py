@@ -1,4 +1,7 @@
-"""Sparklines and a chart of values over steps, as text."""
+"""Sparklines and a chart of values over steps, as text.
+
+A seam: it knows numbers, and nothing of servers and jobs.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ def chart(points: Sequence[tuple[float, float]], width: int, height: int) -> lis
     low, high = min(value for _, value in finite), max(value for _, value in finite)
     means = _column_means(finite, columns, first, last)
     rows = [[" "] * columns for _ in range(height)]
-    shown = low
+    last_seen = low
     for column, mean in enumerate(means):
         # Between two samples, the value is drawn as it was last seen.
-        shown = shown if mean is None else mean
-        _draw(rows, column, (shown - low) / ((high - low) or 1.0))
+        last_seen = last_seen if mean is None else mean
+        _draw(rows, column, (last_seen - low) / ((high - low) or 1.0))
     labels = {0: _short(high), height - 1: _short(low)}
     lines = [f"{labels.get(row, ''):>{LABEL_WIDTH}} {''.join(cells)}".rstrip() for row, cells in enumerate(rows)]
     begin, end = f"{first:g}", f"{last:g}"

@@ -1,4 +1,7 @@
-"""Run the screen of ``top``: connect, show, and leave the terminal as it was."""
+"""Run the screen of ``top``: connect, show it, and restore the terminal.
+
+It is a module of its own because it loads Textual.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ if TYPE_CHECKING:
     from remote_tool.workflows.events import Event
 
 T = TypeVar("T")
-# Then the screen shows which servers have answered.
+# The screen is shown after this time, whether or not all servers have answered.
 FIRST_SECONDS = 3.0
-# Of a log, before what comes.
+# The last lines of a log, before new ones.
 SHOWN_LINES = 1000
-# The other screen, the mouse, pasting, the keys of kitty, and the cursor, as programs find them.
+# Switches off the alternate screen, the mouse, bracketed pasting and the keys of kitty, and shows the cursor.
 LEAVE_SCREEN = "\x1b[<u" + "".join(f"\x1b[?{mode}l" for mode in (1000, 1002, 1003, 1004, 1006, 1015, 2004, 1049))
 LEAVE_SCREEN += "\x1b[?25h"
 
@@ -66,7 +69,7 @@ def show_screen(targets: Targets, connection: Connection, interval: float) -> No
 
 
 class _Hooks:
-    """The callbacks of the console until the screen is shown; then nothing is asked, and notices go to the screen."""
+    """The callbacks of the console until the screen is shown; afterwards, no questions, and notices on the screen."""
 
     def __init__(self, console: remote_tool.Hooks, board: Board) -> None:
         self.is_shown = False
@@ -107,7 +110,7 @@ class _Keys:
         self._workspace = workspace
 
     def log(self, job: Job, show: Callable[[str], None]) -> Callable[[], None]:
-        """Pass on the lines of the log until the job ends, or what is returned is called."""
+        """Pass on the lines of the log until the job ends, or until the returned function is called."""
         command = [sys.executable, "-m", "remote_tool", "job-tail", job.id, "--lines", str(SHOWN_LINES)]
         following = subprocess.Popen(
             command,
@@ -122,7 +125,7 @@ class _Keys:
             # Textual refuses calls of other threads once it ends.
             with following, suppress(RuntimeError, CancelledError):
                 for line in following.stdout or ():
-                    # What a progress bar has drawn over is not shown.
+                    # Only the last state of a progress bar is shown.
                     show(harmless_line(line.decode("utf-8", "replace").rstrip().rpartition("\r")[2]))
 
         Thread(target=read, daemon=True).start()
@@ -145,23 +148,23 @@ class _Keys:
 
     def _run(self, *words: str) -> None:
         """Run a command of this program on the terminal, in its own process, then wait for Enter."""
-        # Ctrl-C is for that command alone; a handler, as what is ignored would be ignored there, too.
-        before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
+        # Ctrl-C is for that command alone. It would inherit SIG_IGN, but not a handler.
+        former_handler = signal.signal(signal.SIGINT, lambda _number, _frame: None)
         try:
             subprocess.run([sys.executable, "-m", "remote_tool", *words], cwd=self._workspace.root, check=False)
             streams.write_text(streams.OUT, "\nPress Enter to go back to top. ")
             sys.stdin.readline()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, former_handler)
 
 
 @contextmanager
 def terminal_restored() -> Iterator[None]:
     """Leave the terminal as it is now, also after SIGTERM or a bug of the screen."""
-    before = termios.tcgetattr(streams.IN)
+    attributes = termios.tcgetattr(streams.IN)
     try:
         yield
     finally:
         with suppress(OSError, termios.error):
             streams.write_text(streams.ERR, LEAVE_SCREEN)
-            termios.tcsetattr(streams.IN, termios.TCSANOW, before)
+            termios.tcsetattr(streams.IN, termios.TCSANOW, attributes)

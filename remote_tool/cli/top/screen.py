@@ -1,4 +1,4 @@
-"""The screen of ``top``, in Textual."""
+"""The screen of ``top``: the only module that imports Textual."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
 
 REFRESH_SECONDS = 0.5
-# Of a log, for scrolling back.
+# Lines of a log, for scrolling back.
 MOST_LINES = 10_000
 KEYS = """\
 l       follow the log of the selected job
@@ -51,7 +51,7 @@ SERVER_COLUMNS = (
     "PROBLEM",
 )
 JOB_COLUMNS = ("KEY", "SERVER", "STATE", "LAUNCH", "PROGRESS", "LOSS", "TREND", "DURATION", "NAME", "COMMAND")
-# What a narrow terminal has no room for, after the columns without a value.
+# Columns that a narrow terminal drops, after those without a value.
 DROPPED = (
     *("TREND", "POWER", "TEMP", "NAME", "DISK FREE", "DURATION", "GPU MEM", "LAUNCH", "MEMORY", "LOSS", "CPU"),
     "RESERVED",
@@ -70,7 +70,7 @@ class Actions(Protocol):
     def kill(self, job: Job) -> str: ...
 
 
-class Question(ModalScreen[bool]):
+class ConfirmScreen(ModalScreen[bool]):
     """Asks yes or no; no is the default."""
 
     BINDINGS: ClassVar = [
@@ -87,7 +87,7 @@ class Question(ModalScreen[bool]):
         yield Static(f"{self._text} [y/N]", id="question", markup=False)
 
 
-class Pages(ModalScreen[None]):
+class TextScreen(ModalScreen[None]):
     """Shows a long text."""
 
     BINDINGS: ClassVar = [Binding("escape,q,enter", "dismiss", "Back")]
@@ -103,7 +103,7 @@ class Pages(ModalScreen[None]):
         yield Footer()
 
 
-class LogPage(ModalScreen[None]):
+class LogScreen(ModalScreen[None]):
     """Follows the log of a job until it is left; another thread reads it."""
 
     BINDINGS: ClassVar = [
@@ -137,8 +137,8 @@ class LogPage(ModalScreen[None]):
         self._stop()
 
     def action_help(self) -> None:
-        """Say what the keys do."""
-        self.app.push_screen(Pages(KEYS_OF_LOG))
+        """Explain the keys."""
+        self.app.push_screen(TextScreen(KEYS_OF_LOG))
 
     def _show(self, text: str) -> None:
         if self.is_running:
@@ -159,7 +159,7 @@ class TopApp(App[None]):
     #details { height: auto; max-height: 55%; border-top: solid $panel; }
     #filter { display: none; height: 3; }
     #filter.shown { display: block; }
-    Question, Pages, LogPage { align: center middle; }
+    ConfirmScreen, TextScreen, LogScreen { align: center middle; }
     #question { width: auto; max-width: 90%; padding: 1 2; border: solid $accent; background: $surface; }
     #pages .title { height: auto; background: $panel; text-style: bold; }
     #pages { width: 95%; height: 90%; border: solid $accent; background: $surface; }
@@ -183,8 +183,8 @@ class TopApp(App[None]):
         self._filter = ""
         self._width = 0
         self._drawn: dict[str, dict[str, Row]] = {}
-        # The selected row of a table whose columns have changed.
-        self._kept: dict[str, str] = {}
+        # The selected row of each table with new columns, until it is filled again.
+        self._selected_before: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
@@ -262,11 +262,11 @@ class TopApp(App[None]):
     def action_log(self) -> None:
         """Follow the log of the selected job."""
         if (job := self._selected_job()) is not None:
-            self.push_screen(LogPage(job, self._actions))
+            self.push_screen(LogScreen(job, self._actions))
 
     def action_help(self) -> None:
-        """Say what the keys do."""
-        self.push_screen(Pages(KEYS))
+        """Explain the keys."""
+        self.push_screen(TextScreen(KEYS))
 
     def action_attach(self) -> None:
         """Attach to the terminal of the selected job."""
@@ -295,7 +295,7 @@ class TopApp(App[None]):
                 self.notify(f"stopping job {job.key}")
                 self.run_worker(lambda: self._kill(job), thread=True)
 
-        self.push_screen(Question(f"Stop job {job.key} on {job.server}: {short_command(job)}?"), answered)
+        self.push_screen(ConfirmScreen(f"Stop job {job.key} on {job.server}: {short_command(job)}?"), answered)
 
     def _say_stacks(self, job: Job) -> None:
         try:
@@ -303,7 +303,7 @@ class TopApp(App[None]):
         except RemoteToolError as error:
             self.call_from_thread(self.notify, str(error), severity="error", markup=False)
         else:
-            self.call_from_thread(self.push_screen, Pages(text))
+            self.call_from_thread(self.push_screen, TextScreen(text))
 
     def _kill(self, job: Job) -> None:
         try:
@@ -343,14 +343,14 @@ class TopApp(App[None]):
     def _make_columns(self, table: str, rows: Sequence[tuple[str, Row]]) -> None:
         """Show the columns that fit."""
         widget = self.query_one(f"#{table}", DataTable)
-        wanted = fitting(SERVER_COLUMNS if table == SERVERS else JOB_COLUMNS, [row for _, row in rows], self._width)
-        if [str(column.label) for column in widget.ordered_columns] != wanted:
+        columns = fitting(SERVER_COLUMNS if table == SERVERS else JOB_COLUMNS, [row for _, row in rows], self._width)
+        if [str(column.label) for column in widget.ordered_columns] != columns:
             selected = self._selected(table)
             widget.clear(columns=True)
-            for name in wanted:
+            for name in columns:
                 widget.add_column(name, key=name)
             self._drawn[table] = {}
-            self._kept = {**self._kept, table: selected}
+            self._selected_before = {**self._selected_before, table: selected}
 
     def _fill(self, table: str, rows: Sequence[tuple[str, Row]]) -> None:
         """Update cells in place while the rows are the same, so that the cursor stays."""
@@ -360,7 +360,7 @@ class TopApp(App[None]):
         drawn = self._drawn.get(table, {})
         new = dict(rows)
         if [*new] != [*drawn]:
-            selected = self._kept.pop(table, "") or self._selected(table)
+            selected = self._selected_before.pop(table, "") or self._selected(table)
             widget.clear()
             for key, row in rows:
                 # Not as plain strings, in which Textual would look for markup.
@@ -377,7 +377,7 @@ class TopApp(App[None]):
 
 
 def fitting(names: Sequence[str], rows: Sequence[Row], width: int) -> list[str]:
-    """Return the columns that fit a terminal: those without a value go first, then the less important ones."""
+    """Return the columns that fit a terminal; columns without a value are dropped first, then less important ones."""
     widths = {name: max([len(name), *(cell_len(row.get(name, "")) for row in rows)]) + GAP for name in names}
     widths[names[-1]] = min(widths[names[-1]], LEAST_LAST[names[-1]] + GAP)
     shown = list(names)

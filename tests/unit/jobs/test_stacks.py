@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from remote_tool.jobs.stacks import Frame, ProcessStack, grouped, read_threads
+from remote_tool.jobs.stacks import ProcessStack, StackFrame, grouped, read_threads
 
 TORCH = "/env/lib/python3.11/site-packages/torch"
 DUMP = f"""\
@@ -32,8 +32,8 @@ def test_a_dump_is_read_thread_by_thread() -> None:
     assert [frame.function for frame in pinned] == ["do_one_step"]
     assert nothing == ()
     assert main[2:] == (
-        Frame("/home/me/project/train.py", 88, "main"),
-        Frame("/home/me/project/train.py", 0, "<module>"),
+        StackFrame("/home/me/project/train.py", 88, "main"),
+        StackFrame("/home/me/project/train.py", 0, "<module>"),
     )
     assert read_threads("") == read_threads("no dump\n\x1b[31m") == ()
 

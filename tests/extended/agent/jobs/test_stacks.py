@@ -14,7 +14,7 @@ import pytest
 
 from remote_tool.agent.hook import sitecustomize
 from remote_tool.agent.proc import stacks
-from remote_tool.jobs.stacks import Frame, read_threads
+from remote_tool.jobs.stacks import StackFrame, read_threads
 from tests.extended.agent.conftest import wait_until
 from tests.extended.agent.wrapper.test_wrapper import UNSHARE, skip_unless_unshare
 from tests.processes import read_of
@@ -137,7 +137,7 @@ def test_py_spy_shows_native_calls(server: PretendServer) -> None:
     job = hanging(server)
     ((header, text),) = taken(server, job, native=True)
     assert (server.home / "asked").read_text() == f"dump --native --json --pid {header['pid']}\n"
-    assert read_threads(text) == ((Frame("libnccl.so.2", 0, "ncclAllReduce"),),)
+    assert read_threads(text) == ((StackFrame("libnccl.so.2", 0, "ncclAllReduce"),),)
 
 
 @pytest.mark.row(223)
