@@ -37,7 +37,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
+_MODULES = {
     "FanOutRequest": "remote_tool.workflows.fan_out.request",
     "FollowOptions": "remote_tool.workflows.jobs.follow",
     "Hooks": "remote_tool.workspace",
@@ -56,11 +56,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     # The command line imports this package on the way to --help; the SSH library loads when a name is asked for.
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

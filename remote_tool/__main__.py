@@ -7,7 +7,7 @@ import gc
 import signal
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # Before the program is loaded Ctrl-C has nothing to clean up, and a traceback of imports would not help.
+    # Until the program is loaded, Ctrl-C has nothing to clean up, and would print a traceback of imports.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The demo starts its commands with Ctrl-C blocked until here.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

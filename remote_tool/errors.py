@@ -64,7 +64,7 @@ class RemoteToolError(Exception):
 
 
 def _ran_out_of_files(error: BaseException | None) -> bool:
-    """Whether too many open files caused an error."""
+    """Return whether too many open files caused an error."""
     seen = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:

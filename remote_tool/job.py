@@ -52,11 +52,11 @@ class StartedJob(RunningJob):
 
     @property
     def running(self) -> bool:
-        """Whether it was running when last seen; ``state`` asks the server."""
+        """Return whether it was running when last seen; ``state`` asks the server."""
         return self.job.may_run
 
     def has_tags(self, tags: Iterable[str]) -> bool:
-        """Whether the job has all of these tags."""
+        """Return whether the job has all of these tags."""
         return set(tags) <= self.tags
 
 
@@ -117,19 +117,19 @@ class Jobs:
 
     def filter_by_tags(self, tags: Iterable[str], jobs: Iterable[StartedJob] | None = None) -> list[StartedJob]:
         """Return the jobs with all of these tags, among the given jobs or all."""
-        wanted = list(tags)
-        return [job for job in self._of(jobs) if job.has_tags(wanted)]
+        required = list(tags)
+        return [job for job in self._or_all(jobs) if job.has_tags(required)]
 
     def filter_out_by_tags(self, tags: Iterable[str], jobs: Iterable[StartedJob] | None = None) -> list[StartedJob]:
         """Return the jobs that lack one of these tags, among the given jobs or all."""
-        unwanted = list(tags)
-        return [job for job in self._of(jobs) if not job.has_tags(unwanted)]
+        excluded = list(tags)
+        return [job for job in self._or_all(jobs) if not job.has_tags(excluded)]
 
     def filter_running(self, jobs: Iterable[StartedJob] | None = None) -> list[StartedJob]:
         """Return the jobs that are running, or may be while their server is unreachable."""
-        return [job for job in self._of(jobs) if job.running]
+        return [job for job in self._or_all(jobs) if job.running]
 
-    def _of(self, jobs: Iterable[StartedJob] | None) -> Iterable[StartedJob]:
+    def _or_all(self, jobs: Iterable[StartedJob] | None) -> Iterable[StartedJob]:
         return self.all() if jobs is None else jobs
 
     def _recorded(self) -> list[StartedJob]:

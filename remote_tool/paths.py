@@ -70,7 +70,7 @@ class LocalPaths:
         return self.logs / "sharing"
 
     @property
-    def looked(self) -> Path:
+    def searched_files(self) -> Path:
         """The files of the project that were searched for private keys."""
         return self.logs / "looked-into"
 
@@ -86,7 +86,7 @@ class LocalPaths:
 
     @property
     def chosen_server(self) -> Path:
-        """The server on which job-run starts jobs without ``--server``, as answered on a terminal."""
+        """The server for job-run without ``--server``, as the user answered on a terminal."""
         return self.logs / "chosen-server"
 
     def job(self, job_id: str) -> Path:
@@ -115,7 +115,7 @@ class LocalPaths:
 
     @property
     def workspace_id(self) -> Path:
-        """The random id by which servers know this workspace; with the logs, as it is not for a repository."""
+        """The random id of this workspace on servers; it is with the logs, which are in no repository."""
         return self.logs / "workspace"
 
     def begun_sync(self, server: str) -> Path:
@@ -213,7 +213,7 @@ class DataPaths(RemotePaths):
     An absolute target is relative to ``/``, which scripts then use as ``$HOME``.
 
     Attributes:
-        programs_folder: That of the project, relative to the home folder.
+        programs_folder: The folder of the control program in the project, relative to the home folder.
     """
 
     programs_folder: str = ""
@@ -258,10 +258,10 @@ def find_root(start: Path) -> Path:
 
 def inside_project(root: Path, folder: Path) -> str | None:
     """Return a folder relative to the project folder: empty for that folder itself, None for one outside."""
-    found = Path(os.path.normpath(folder))
-    if not found.is_relative_to(root):
+    path = Path(os.path.normpath(folder))
+    if not path.is_relative_to(root):
         return None
-    return "" if found == root else found.relative_to(root).as_posix()
+    return "" if path == root else path.relative_to(root).as_posix()
 
 
 def user_cache_folder() -> Path:

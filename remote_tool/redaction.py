@@ -1,6 +1,6 @@
-"""Hide values that no message, error or record may show: of ``--env``, of ``env:``, and passwords.
+"""Hide secrets in messages, errors and records: values of ``--env`` and ``env:``, and passwords.
 
-What a server says may quote what it was sent. The output and the logs of jobs are the user's, and are left as they are.
+An answer of a server may quote them. The output and the logs of jobs are the user's, and are not changed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 SHORTEST = 8  # a shorter value occurs in texts by chance
 SHORTEST_WORD = 12
 SHORTEST_PIECE = 24
-LONGEST_SEARCHED = 8192  # each letter is compared with each long value, and nothing that is shown is longer
+LONGEST_SEARCHED = 8192  # each letter is compared with each long value, and no message is longer
 REDACTED = "***"
 _BETWEEN_WORDS = re.compile(r"""[\s"'`$(){};&|<>\\]+""")
 
 _values: dict[str, set[str]] = {}
-_spared: set[str] = set()
+_never_redacted: set[str] = set()
 _forms: tuple[str, ...] = ()
 
 
@@ -33,21 +33,21 @@ def hide(values: Iterable[str]) -> None:
         _collect_forms()
 
 
-def spare(names: Iterable[str]) -> None:
-    """Never redact these, even if a variable has such a value: the names and addresses of servers."""
-    _spared.update(names)
+def never_redact(texts: Iterable[str]) -> None:
+    """Exempt texts, such as names and addresses of servers, even if a variable has such a value."""
+    _never_redacted.update(texts)
     _collect_forms()
 
 
 def forget() -> None:
     """Stop redacting anything."""
     _values.clear()
-    _spared.clear()
+    _never_redacted.clear()
     _collect_forms()
 
 
 def redact(text: str) -> str:
-    """Return a text of ours without the values, also where a long one was cut off at its beginning or end."""
+    """Return a text of ours without the values, also where the beginning or end of a long one is missing."""
     forms = _forms
     for form in forms:
         text = text.replace(form, REDACTED)
@@ -68,7 +68,7 @@ def redact_lines(data: bytes) -> bytes:
 
 def _collect_forms() -> None:
     global _forms  # noqa: PLW0603 - replaced as a whole, as other threads read it
-    forms = {form for value, forms in list(_values.items()) if value not in _spared for form in forms}
+    forms = {form for value, forms in list(_values.items()) if value not in _never_redacted for form in forms}
     _forms = tuple(sorted(forms, key=len, reverse=True))
 
 
@@ -94,7 +94,7 @@ def _forms_of(value: str) -> set[str]:
 
 
 def _without_pieces(text: str, forms: list[str]) -> str:
-    """Replace each run of a text that is a piece of a longer form."""
+    """Replace each part of a text that is also a part of a longer form."""
     for form in forms:
         start = 0
         while start + SHORTEST_PIECE <= len(text):

@@ -6,7 +6,6 @@ __all__ = [
     "metrics",
     "records",
     "registry",
-    "registry_lock",
     "stacks",
     "status_values",
 ]

@@ -63,8 +63,8 @@ class RemoteFile(NamedTuple):
     gives_way: bool = False
 
 
-def why_not_here(path: str) -> str:
-    """Return why a path is not allowed in our folder; empty if allowed."""
+def path_problem(path: str) -> str:
+    """Explain why a path is not allowed in the folder of artifacts; empty if it is."""
     parts = path.split("/")
     if not path.isprintable():
         return "its name has characters that cannot be printed"
@@ -104,26 +104,26 @@ class ArtifactFolder:
         """Return a file's local status; None unless it is a plain file."""
         *folders, last = name.split("/")
         with suppress(OSError), self._opened(folders) as parent:
-            found = os.stat(last, dir_fd=parent, follow_symlinks=False)
-            return found if stat.S_ISREG(found.st_mode) else None
+            status = os.stat(last, dir_fd=parent, follow_symlinks=False)
+            return status if stat.S_ISREG(status.st_mode) else None
         return None
 
     def has(self, file: RemoteFile) -> bool:
-        """Return whether the local copy is of just this version."""
-        here = self.state(file.path)
-        return here is not None and (here.st_size, here.st_mtime_ns) == file.stamp[:2]
+        """Return whether the local copy is of exactly this version."""
+        status = self.state(file.path)
+        return status is not None and (status.st_size, status.st_mtime_ns) == file.stamp[:2]
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each complete file."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         with suppress(OSError), self._opened([]) as root:
             for folder, folders, names, descriptor in os.fwalk(".", dir_fd=root, follow_symlinks=False):
                 if folder == "." and OURS in folders:
                     folders.remove(OURS)
                 for name in names:
                     status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                    found[os.path.normpath(os.path.join(folder, name))] = status.st_size  # noqa: PTH118 - names
-        return found
+                    sizes[os.path.normpath(os.path.join(folder, name))] = status.st_size  # noqa: PTH118 - names
+        return sizes
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -144,8 +144,8 @@ class ArtifactFolder:
     def partial_size(self, file: RemoteFile) -> int:
         """Return the downloaded bytes of the file's current version."""
         with suppress(OSError), self._opened(PARTIAL.split("/")) as folder:
-            found = os.stat(_partial_name(file), dir_fd=folder, follow_symlinks=False)
-            return found.st_size if stat.S_ISREG(found.st_mode) else 0
+            status = os.stat(_partial_name(file), dir_fd=folder, follow_symlinks=False)
+            return status.st_size if stat.S_ISREG(status.st_mode) else 0
         return 0
 
     def partial_digest(self, file: RemoteFile) -> tuple[int, str]:
@@ -161,7 +161,7 @@ class ArtifactFolder:
         return size, digest.hexdigest()
 
     @contextmanager
-    def receiving(self, file: RemoteFile, offset: int) -> Iterator[Arrival]:
+    def receiving(self, file: RemoteFile, offset: int) -> Iterator[Download]:
         """Write a file's bytes from an offset on: the end of the downloaded part, or 0.
 
         Raises:
@@ -171,7 +171,7 @@ class ArtifactFolder:
             descriptor = os.open(_partial_name(file), os.O_RDWR | os.O_CREAT | _FILE_FLAGS, 0o600, dir_fd=folder)
             try:
                 os.ftruncate(descriptor, offset)
-                yield Arrival(file, descriptor, offset)
+                yield Download(file, descriptor, offset)
             finally:
                 os.close(descriptor)
 
@@ -194,9 +194,9 @@ class ArtifactFolder:
         with suppress(OSError), self._opened(PARTIAL.split("/")) as folder:
             os.unlink(_partial_name(file), dir_fd=folder)
 
-    def keep_parts_of(self, wanted: Iterable[RemoteFile]) -> None:
+    def keep_parts_of(self, requested: Iterable[RemoteFile]) -> None:
         """Remove parts of files or versions that are not requested any longer."""
-        kept = {_partial_name(file) for file in wanted}
+        kept = {_partial_name(file) for file in requested}
         with suppress(OSError), self._opened(PARTIAL.split("/")) as folder:
             with os.scandir(folder) as entries:
                 names = {entry.name for entry in entries}
@@ -204,17 +204,17 @@ class ArtifactFolder:
                 os.unlink(name, dir_fd=folder)
 
     def giving_way(self) -> dict[str, int]:
-        """Return the times of unchanged files that give way to newer ones."""
+        """Return the times of the files that newer ones replace, unless they were changed here."""
         try:
-            noted = strict_json.parse(read_bounded(self.folder / OURS / GIVING_WAY, LARGEST_NOTE)[0])
+            files = strict_json.parse(read_bounded(self.folder / OURS / GIVING_WAY, LARGEST_NOTE)[0])
         except (OSError, ValueError):
             return {}
-        if not isinstance(noted, dict):
+        if not isinstance(files, dict):
             return {}
-        return {name: modified for name, modified in noted.items() if self._is_as_it_came(name, modified)}
+        return {name: modified for name, modified in files.items() if self._is_unchanged(name, modified)}
 
     def note_giving_way(self, files: Mapping[str, int]) -> None:
-        """Record which files give way; without this record none does."""
+        """Record the files that newer ones replace; without this record, none is replaced."""
         with self.writing(""), self._opened([OURS], create=True):
             write_atomically(self.folder / OURS / GIVING_WAY, json.dumps(dict(files)).encode())
 
@@ -250,11 +250,11 @@ class ArtifactFolder:
         with self._opened([]) as folder:
             yield folder
 
-    def _is_as_it_came(self, name: str, modified: object) -> bool:
-        if why_not_here(name):
+    def _is_unchanged(self, name: str, modified: object) -> bool:
+        if path_problem(name):
             return False
-        here = self.state(name)
-        return here is not None and here.st_mtime_ns == modified
+        status = self.state(name)
+        return status is not None and status.st_mtime_ns == modified
 
     def _opened(self, folders: list[str], *, create: bool = False) -> AbstractContextManager[int]:
         """Open a subfolder level by level, so that no link can redirect it."""
@@ -274,7 +274,7 @@ def make_folder(folder: Path) -> None:
         raise JobError(f"Cannot make the folder {folder}: {error.strerror}", hint=f"mkdir -p {quoted}") from error
 
 
-class Arrival:
+class Download:
     """A file being downloaded.
 
     Attributes:
@@ -288,7 +288,7 @@ class Arrival:
 
     @property
     def readable_path(self) -> bytes:
-        """Return a path at which this very file can be read."""
+        """A path at which this very file can be read."""
         return b"/dev/fd/%d" % self._descriptor
 
     def status(self) -> os.stat_result:

@@ -1,7 +1,7 @@
-"""An index of the records of finished jobs, in one file: listing ten thousand takes one read and a stat of each record.
+"""An index of the records of finished jobs, in one file: to list ten thousand takes one read, and a stat of each.
 
 Records are authoritative. A line is valid as long as its record is the very file it was made from; without a valid
-index, all records are read.
+index, all records are read. This module is the only one that knows the format.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LARGEST = 256 * 1024 * 1024
 _LONGEST_LINE = 16 * 1024
 # A file system may count time in steps of up to two seconds, so a recent change may go unnoticed.
 SETTLED_SECONDS = 2.0
-# This many jobs have to end before the index is rewritten.
-WORTH_WRITING = 100
+# The index is rewritten when it lacks this many jobs.
+LEAST_NEW = 100
 
 
 class Line(NamedTuple):
@@ -67,16 +67,16 @@ class Index:
         known = self._lines
         if not known:
             return {}
-        found = {}
+        valid = {}
         with suppress(OSError):
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 for name in names:
                     if name in known and known[name].stamp == _stamp_at(f"{name}/{RECORD}", folder):
-                        found[name] = known[name]
+                        valid[name] = known[name]
             finally:
                 os.close(folder)
-        return found
+        return valid
 
     def add(self, job: Job, record: os.stat_result) -> None:
         """Add a finished job and its record's stamp."""
@@ -86,7 +86,7 @@ class Index:
 
     def keep(self, names: Sequence[str]) -> None:
         """Write the lines of these jobs once enough are new; a failed write does no harm."""
-        if len(self._new) < WORTH_WRITING:
+        if len(self._new) < LEAST_NEW:
             return
         lines = {**(self._lines or {}), **self._new}
         self._lines, self._new = {name: lines[name] for name in names if name in lines}, {}
@@ -98,16 +98,16 @@ def values_of(lines: Mapping[str, Line]) -> list[dict[str, Any]]:
     """Return the jobs' fields from some lines.
 
     Raises:
-        ValueError: A line is not of its job.
+        ValueError: A line is damaged or of another job.
     """
     try:
         rows = json.loads(f"[{','.join(line.values for line in lines.values())}]")
     except RecursionError:
         raise ValueError("a line that is nested too deep") from None
-    found = [dict(zip(FIELDS, row, strict=True)) for row in rows]
-    if [values["id"] for values in found] != list(lines):
+    jobs = [dict(zip(FIELDS, row, strict=True)) for row in rows]
+    if [values["id"] for values in jobs] != list(lines):
         raise ValueError("a line of another job")
-    return found
+    return jobs
 
 
 def _read(path: Path) -> dict[str, Line]:

@@ -1,4 +1,4 @@
-"""Servers known only from a host list, stored beside their jobs for later commands."""
+"""The servers of host lists, stored beside their jobs for later commands."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MOST_HOSTS = 10_000
 SHOWN_PROBLEMS = 3
 
 
-def recall_hosts(config: Config, registry: Registry, tell: Callable[[str], None]) -> Config:
+def recall_hosts(config: Config, registry: Registry, warn: Callable[[str], None]) -> Config:
     """Return a configuration that includes the servers of earlier host lists; warn about unreadable ones."""
-    known, bad = _read(registry.folder / FILE)
-    for error in bad[:SHOWN_PROBLEMS]:
-        tell(f"{error.message}; {error.hint}")
-    if len(bad) > SHOWN_PROBLEMS:
-        tell(f"{registry.folder / FILE}: {len(bad)} lines cannot be read")
+    known, problems = _read(registry.folder / FILE)
+    for error in problems[:SHOWN_PROBLEMS]:
+        warn(f"{error.message}; {error.hint}")
+    if len(problems) > SHOWN_PROBLEMS:
+        warn(f"{registry.folder / FILE}: {len(problems)} lines cannot be read")
     return with_remembered(config, known)
 
 
@@ -53,16 +53,16 @@ def remember_hosts(
     """
     path = registry.folder / FILE
     with registry.locked():
-        known, bad = _read(path)
-        before = with_remembered(config, known)
-        listed = with_listed(before, hosts, private_key=private_key, usual_user=usual_user)
+        known, problems = _read(path)
+        remembered = with_remembered(config, known)
+        listed = with_listed(remembered, hosts, private_key=private_key, usual_user=usual_user)
         chosen = {name: listed.servers[name] for name in listed.listed if listed.servers[name].is_listed}
-        new = {name: server for name, server in chosen.items() if before.servers.get(name) != server}
-        if new and bad:
-            raise bad[0]
+        new = {name: server for name, server in chosen.items() if remembered.servers.get(name) != server}
+        if new and problems:
+            raise problems[0]
         if new:
-            together = {**{server.name: server for server in known}, **new}
-            write_atomically(path, _format([*together.values()][-MOST_HOSTS:]))
+            all_hosts = {**{server.name: server for server in known}, **new}
+            write_atomically(path, _format([*all_hosts.values()][-MOST_HOSTS:]))
     return listed
 
 
@@ -80,22 +80,22 @@ def _as_record(server: Server) -> dict[str, str | None]:
 
 
 def _read(path: Path) -> tuple[list[Server], list[JobError]]:
-    """Return the servers, and messages about the unreadable file or its unreadable lines."""
+    """Return the servers, and the errors of the file or of its lines."""
     try:
         text, _ = read_bounded(path, LARGEST_FILE)
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError) as error:
         return [], [JobError(f"{path} cannot be read: {error}", hint=f"ls -l {path}")]
-    servers, bad = [], []
+    servers, problems = [], []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith(b"#"):
             continue
         try:
             servers.append(_read_line(line))
         except (ValueError, KeyError, TypeError) as error:
-            bad.append(JobError(f"{path}:{number}: not a host that we wrote ({error})", hint="remove that line"))
-    return servers, bad
+            problems.append(JobError(f"{path}:{number}: not a host that we wrote ({error})", hint="remove that line"))
+    return servers, problems
 
 
 def _read_line(line: bytes) -> Server:

@@ -89,7 +89,7 @@ class LogFolder:
         return found
 
     def keep(self, name: str, data: bytes) -> None:
-        """Write such a file whole.
+        """Write a file that the server keeps beside the output, whole or not at all.
 
         Raises:
             JobError: It cannot be written; the message names it and says why.
@@ -181,23 +181,23 @@ def _not_plain(path: Path) -> JobError:
 def _start_of_last_lines(file: BinaryIO, lines: int) -> int:
     """Read backwards until enough line breaks are found; one at the end of the file does not count."""
     position = end = file.seek(0, os.SEEK_END)
-    wanted = lines + 1
+    missing = lines + 1
     while position > 0 and lines > 0:
         size = min(READ_SIZE, position)
-        data = end_of_hole(file.fileno(), position - size, position)
-        if data == position:
+        start = end_of_hole(file.fileno(), position - size, position)
+        if start == position:
             # The part before this offset was dropped.
             return position
-        size = position - data
-        position = data
+        size = position - start
+        position = start
         file.seek(position)
         piece = file.read(size)
         if position + size == end and not piece.endswith(b"\n"):
-            wanted -= 1
+            missing -= 1
         breaks = piece.count(b"\n")
-        if breaks >= wanted:
-            return position + _after_break(piece, breaks - wanted + 1)
-        wanted -= breaks
+        if breaks >= missing:
+            return position + _after_break(piece, breaks - missing + 1)
+        missing -= breaks
     return position
 
 

@@ -1,4 +1,4 @@
-"""The best value of a metric in the whole output of a job, as far as it is here."""
+"""The best value of a metric in the local output of a job."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The local record of a job: YAML with one ``name: value`` per line, each value JSON, a subset of YAML.
 
-It is human-readable, and loads without a YAML parser.
+It is human-readable, and loads without a YAML parser. This module is the only one that knows the format.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_record(path: Path) -> Job:
 
 
 def read_stamped(path: str, job_id: str) -> tuple[Job, os.stat_result]:
-    """Read a job's record with its file's stamp."""
+    """Read a job's record, with the status of its file."""
     try:
         text, state = read_bounded(path, LARGEST_RECORD)
         values = _pairs(text)
@@ -73,8 +73,8 @@ def read_stamped(path: str, job_id: str) -> tuple[Job, os.stat_result]:
     return job, state
 
 
-def key_left_in(path: Path) -> int:
-    """Return the key in a damaged record; 0 if missing."""
+def read_key(path: Path) -> int:
+    """Return the key in a record that may be damaged; 0 if it cannot be read."""
     with suppress(OSError, ValueError):
         for line in read_bounded(path, LARGEST_RECORD)[0].splitlines(keepends=True):
             name, _, value = line.partition(b": ")
@@ -91,14 +91,14 @@ def as_job(values: Mapping[str, Any]) -> Job:
         ValueError: A value is of the wrong type.
         KeyError: A value is missing.
     """
-    found = {**_DEFAULTS, **values}
+    fields = {**_DEFAULTS, **values}
     for name, check, limit in _CHECKS:
-        value = found[name]
+        value = fields[name]
         if not check(value, limit) and (value is not None or name not in _MAY_BE_NONE):
             raise ValueError(f"{name} is of the wrong type")
     for name, convert in CONVERTERS.items():
-        found[name] = None if found[name] is None else convert(found[name])
-    return Job(**{name: found[name] for name, _, _ in _CHECKS})
+        fields[name] = None if fields[name] is None else convert(fields[name])
+    return Job(**{name: fields[name] for name, _, _ in _CHECKS})
 
 
 def _pairs(text: bytes) -> dict[str, Any]:

@@ -26,7 +26,7 @@ LARGEST_COUNT = 2**22
 # Status values are read from the ends of this many output files, each of this many characters.
 LONGEST_TAIL = 4096
 MOST_TAILS = 4
-# Only from the server: the job's processes are on another machine that shares the folder.
+# A state in answers only: the job's processes are on another machine that shares the folder.
 ELSEWHERE = "elsewhere"
 
 GONE = "its folder is gone from the server"
@@ -63,9 +63,9 @@ class RemoteJob:
 def parse_job(
     data: object, server: str, now: float, folder_id: str = "", *, patterns: Mapping[str, str] | None = None
 ) -> RemoteJob:
-    """Validate and convert an entry of the server's ``status`` answer, which has the id of its folder of jobs.
+    """Validate and convert an entry of a server's ``status`` answer.
 
-    ``patterns`` are the user's, for status values.
+    ``folder_id`` is of the server's folder of jobs. ``patterns`` are the user's, for status values.
 
     Raises:
         JobError: A field is missing, of the wrong type, too large or invalid.
@@ -73,15 +73,15 @@ def parse_job(
     entry = _mapping(data, "job")
     job_id = _matching(entry.get("id"), JOB_ID, "id")
     state = _one_of(entry.get("state"), {*_REMOTE_STATES, ELSEWHERE})
-    said = {
+    records = {
         job_fields.REQUEST: _mapping(entry.get("spec"), "spec"),
         job_fields.STARTED: _mapping(entry.get("started") or {}, "started"),
         job_fields.ENDED: _mapping(entry.get("ended") or {}, "ended"),
         job_fields.ANSWER: {**entry, "state": JobState.RUNNING.value if state == ELSEWHERE else state},
     }
-    if said[job_fields.REQUEST].get("id") != job_id:
+    if records[job_fields.REQUEST].get("id") != job_id:
         raise JobError(f"job {job_id}: its record belongs to another job", server=server)
-    values = {each.name: _read(each, said[each.origin]) for each in JOB_FIELDS if each.origin in said}
+    values = {each.name: _read(each, records[each.origin]) for each in JOB_FIELDS if each.origin in records}
     job = Job(
         key=0,
         seen_at=now,
@@ -125,7 +125,7 @@ def parse_removed(data: object) -> RemovedJob:
 
 
 def read_unsure(answer: Mapping[str, object]) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Return the ids of jobs possibly unknown here and their buckets; invalid ones are skipped."""
+    """Return the ids of jobs that may be unknown here, and their buckets; invalid ones are skipped."""
     ids, buckets = answer.get("unsure"), answer.get("buckets")
     return (
         tuple(each for each in ids if isinstance(each, str) and JOB_ID.fullmatch(each))
@@ -149,13 +149,13 @@ def merge(known: Job, seen: Job) -> Job:
     """Return the job updated by a server's answer; a known end never changes, but a lost job may be found."""
     if known.state is JobState.LOST and not _corrects(seen, known):
         return known
-    says = [known, seen]
+    answers = [known, seen]
     if known.state is JobState.LOST and seen.state is not JobState.LOST:
-        says = [seen]  # it was found, so there is more to pull
+        answers = [seen]  # it was found, so there is more to pull
     elif known.state.is_final and seen.state is JobState.LOST:
-        says = [known]
-    complete = any(each.logs_complete for each in says)
-    pulled = any(each.artifacts_complete for each in says)
+        answers = [known]
+    complete = any(each.logs_complete for each in answers)
+    pulled = any(each.artifacts_complete for each in answers)
     if known.state.is_final or _is_same_loss(known, seen):
         # A lost job is queried repeatedly: its record is written only upon a change.
         return replace(known, logs_complete=complete, artifacts_complete=pulled)
@@ -177,7 +177,7 @@ def _merge_field(each: Field, known: Job, seen: Job) -> Any:  # noqa: ANN401 - o
 
 
 def _corrects(seen: Job, loss: Job) -> bool:
-    """Return whether an answer about a lost job is news, not an older one that came late."""
+    """Return whether an answer about a lost job is newer than the loss, and did not come late."""
     if seen.state is JobState.UNREACHABLE:
         return False
     return seen.state.is_final or (seen.seen_at or 0.0) >= (loss.seen_at or 0.0)
@@ -189,14 +189,14 @@ def _is_same_loss(known: Job, seen: Job) -> bool:
     return known.state is seen.state is JobState.LOST and is_known
 
 
-def has_to_be_given_again(job: Job) -> bool:
-    """Return whether a job that waited, and is not to be stopped, left its queue in a reboot or for another server."""
+def must_return_to_queue(job: Job) -> bool:
+    """Return whether a waiting job left its queue in a reboot or for another server, and shall not be stopped."""
     is_lost = job.state is JobState.LOST and job.reason == REBOOTED
     return not job.stop_signal and (is_lost or bool(job.moved_as))
 
 
 def vanish(known: Job, processes_left: int = 0) -> Job:
-    """Return a job that is missing from the very folder of jobs it was in: nothing more is expected of it."""
+    """Return a job that is missing from its folder of jobs, as lost: nothing more is expected of it."""
     remain = "1 process remains" if processes_left == 1 else f"{processes_left} processes remain"
     reason = f"{GONE}; {remain}" if processes_left else GONE
     if known.state.is_final or (known.state is JobState.LOST and known.reason == reason):
@@ -232,12 +232,12 @@ def become_cleaned(known: Job, removed: RemovedJob | None = None) -> Job:
 
 
 def why_missing(job: Job) -> str:
-    """Return why the state of a missing job is unknown when its folder of jobs may be another one."""
+    """Explain why the state of a missing job is unknown, when its folder of jobs may be another one."""
     return NOT_ITS_FOLDER if job.folder_id else UNKNOWN
 
 
 def become_unreachable(known: Job, why: str) -> Job:
-    """Return a job whose server cannot report on it: unchanged, except that it may not be running any longer."""
+    """Return a job with an unreachable server: unchanged, except that it may not be running anymore."""
     if known.state.is_finished:
         return known
     last = known.reason.partition("; ")[0] if known.state is JobState.UNREACHABLE else f"last seen {known.state}"
@@ -276,9 +276,9 @@ def from_record(each: Field, value: Any) -> Any:  # noqa: ANN401 - JSON here, of
     return value if convert is None or value is None else convert(value)
 
 
-def _read(each: Field, said: Mapping[str, object]) -> Any:  # noqa: ANN401 - of the field's type
+def _read(each: Field, record: Mapping[str, object]) -> Any:  # noqa: ANN401 - of the field's type
     """Return a validated field of a server's answer, or its default if missing."""
-    value = said.get(each.name)
+    value = record.get(each.name)
     if value is None and not each.is_required:
         return from_record(each, each.default)
     if not each.accepts(value) or not each.fits(value):

@@ -1,4 +1,4 @@
-"""The jobs that this checkout knows: a folder each, with a readable record and pulled logs."""
+"""The jobs that this checkout knows: each has a folder with a readable record and its pulled logs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from remote_tool.jobs.record_file import (
     DamagedRecordError,
     as_job,
     format_record,
-    key_left_in,
+    read_key,
     read_record,
     read_stamped,
 )
 from remote_tool.jobs.records import JOB_ID, merge
-from remote_tool.jobs.registry_lock import LOCK_TIMEOUT, held_by_another, wait_for_lock
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.job_fields import JOB_FIELDS
 from remote_tool.system.files import sync_folder, sync_folders, write_all_atomically
-from remote_tool.system.locks import lock, unlock
+from remote_tool.system.locks import holders, lock, unlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+LOCK_TIMEOUT = 20.0
 _OF_SPEC = frozenset(field.name for field in fields(JobSpec)) & {field.name for field in JOB_FIELDS}
 
 
@@ -48,7 +48,7 @@ class Registry:
 
     @property
     def ended(self) -> Mapping[str, str]:
-        """Return the servers, by id, of jobs whose ends are final; empty if the server has removed the job."""
+        """The server of each job whose end is final, by id; empty if the server has removed the job."""
         return self._ended
 
     def create(self, specs: Sequence[JobSpec]) -> list[Job]:
@@ -69,7 +69,7 @@ class Registry:
         """
         with self.locked():
             last = key = self._last_key()
-            recorded, new, mended = [], [], []
+            recorded, new, repaired = [], [], []
             for job in jobs:
                 path = self._record(job.id)
                 try:
@@ -80,15 +80,15 @@ class Registry:
                 except DamagedRecordError:
                     if not path.is_file():
                         raise
-                    left = key_left_in(path)
-                    key += left == 0
-                    mended.append(replace(job, key=left or key))
+                    readable_key = read_key(path)
+                    key += readable_key == 0
+                    repaired.append(replace(job, key=readable_key or key))
             if key != last:
                 # Before the records: if killed in between, this leaves a gap, never two jobs with one key.
                 self._write_last_key(key)
             self._write_all(new)
-            self._write(mended)
-        return [*recorded, *new, *mended]
+            self._write(repaired)
+        return [*recorded, *new, *repaired]
 
     def _write_all(self, new: Sequence[Job]) -> None:
         """Write new records: all, or none if the disk is full."""
@@ -114,7 +114,7 @@ class Registry:
                 try:
                     known = changed.get(job_id) or read_record(self._record(job_id))
                 except (JobError, FileNotFoundError):
-                    # Its record is damaged or was removed meanwhile; load reports it, the others are updated.
+                    # The record is damaged or was removed meanwhile: load reports it, and other jobs are updated.
                     continue
                 new = self._with_keys(change(known))
                 if new != known:
@@ -126,11 +126,11 @@ class Registry:
         return revised
 
     def with_keys(self, text: str) -> str:
-        """Return a text of a server, which knows only the ids of jobs, with the keys and names that people know."""
+        """Return a text of a server, which has ids of jobs, with their keys and names in place of these."""
         ids = set(JOB_ID.findall(text))
         for job in self.find(ids).values() if ids else ():
             name = f" ({job.name})" if job.name else ""
-            # Without the space, it is a part of a file's name.
+            # Without the space, the id is a part of the name of a file.
             text = text.replace(f" {job.id}", f" {job.key}{name}")
         return text
 
@@ -175,20 +175,20 @@ class Registry:
         return sorted(jobs, key=lambda job: job.key), bad
 
     def load_unfinished(self) -> tuple[list[Job], list[str]]:
-        """Like :meth:`load`, without jobs whose ends are final; :attr:`ended` has those.
+        """Return the jobs of :meth:`load` without those in :attr:`ended`, whose ends are final.
 
         Includes lost jobs, which may be found later. Reading a lost job's record takes about 0.1 ms.
         """
-        everything = self._names()
-        for name in self._ended.keys() - set(everything):
+        all_names = self._names()
+        for name in self._ended.keys() - set(all_names):
             del self._ended[name]
-        names = [name for name in everything if name not in self._ended]
+        names = [name for name in all_names if name not in self._ended]
         lines = self._index.lines(names)
         self._ended.update((name, line.server) for name, line in lines.items())
         jobs, bad = self._read(name for name in names if name not in lines)
         for job in jobs:
             self._note_end(job)
-        self._index.keep(everything)
+        self._index.keep(all_names)
         return sorted((job for job in jobs if not job.state.is_final), key=lambda job: job.key), bad
 
     def load_newest(self, count: int) -> list[Job]:
@@ -244,8 +244,8 @@ class Registry:
             return int((self.folder / "last_key").read_text())
         except (FileNotFoundError, ValueError):
             jobs, _ = self.load()
-            left = [key_left_in(self._record(name)) for name in self._names()]
-            return max([*left, *(job.key for job in jobs)], default=0)
+            keys = [read_key(self._record(name)) for name in self._names()]
+            return max([*keys, *(job.key for job in jobs)], default=0)
 
     def _write_last_key(self, key: int) -> None:
         # The folder is synced with the records, which come after it.
@@ -257,12 +257,12 @@ class Registry:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            # It does not exist yet, or locked reports the error.
+            # The file does not exist yet, or locked() reports the error.
             return None
         try:
             lock(descriptor)
         except BlockingIOError:
-            return held_by_another(descriptor, path)
+            return _held_by_another(descriptor, path)
         except OSError:
             return None
         else:
@@ -281,9 +281,29 @@ class Registry:
         except OSError as error:
             raise JobError(f"Cannot write to {self.folder}: {error.strerror}", hint="df -h .") from error
         try:
-            wait_for_lock(descriptor, self.folder / "lock")
+            _wait_for_lock(descriptor, self.folder / "lock")
             yield
         except OSError as error:
             raise JobError(f"Cannot write to {self.folder}: {error.strerror}", hint="df -h .") from error
         finally:
             unlock(descriptor)
+
+
+def _wait_for_lock(descriptor: int, path: Path) -> None:
+    """Take the lock of the registry.
+
+    Raises:
+        JobError: Another program holds it for too long.
+    """
+    try:
+        lock(descriptor, seconds=LOCK_TIMEOUT)
+    except BlockingIOError:
+        raise _held_by_another(descriptor, path) from None
+
+
+def _held_by_another(descriptor: int, path: Path) -> JobError:
+    """Return the error that names the holder of a lock."""
+    pids = list(map(str, holders(descriptor)))
+    who = f" (process {', '.join(pids)})" if pids else ""
+    hint = f"ps -fp {','.join(pids)}" if pids else f"fuser -v {path}"
+    return JobError(f"Another remote-tool{who} has held {path} for more than {LOCK_TIMEOUT:.0f} s", hint=hint)

@@ -60,16 +60,16 @@ class StatusReader:
         """
         plain = [_COLOR.sub("", line[-2 * LONGEST_LINE :])[-LONGEST_LINE:] for line in lines][-MOST_LINES:]
         bars = [line for line in plain if is_bar(line)] if has_bar and self._counts_bars else plain
-        found = {}
+        values = {}
         for name in list(self._patterns):
             value = self._newest(name, bars if name == "step" else plain)
             if value:
-                found[name] = value
-        return found
+                values[name] = value
+        return values
 
     def _newest(self, name: str, lines: list[str]) -> str:
         for line in reversed(lines):
-            # Time on the processor: what a busy machine takes from this program is not the pattern's.
+            # Processor time: the time of other programs on a busy machine does not count.
             began = time.thread_time()
             match = self._patterns[name].search(line)
             if time.thread_time() - began > SLOW_SECONDS:
@@ -92,5 +92,5 @@ def last_values(tails: Sequence[str], patterns: Mapping[str, str], *, has_ended:
     for tail in tails:
         # The last line may still be incomplete.
         lines += _END_OF_LINE.split(tail)[: None if has_ended else -1]
-    found = StatusReader(patterns).read(lines)
-    return tuple(f"{name}={value[:LONGEST_SHOWN]}" for name, value in list(found.items())[:MOST_VALUES])
+    values = StatusReader(patterns).read(lines)
+    return tuple(f"{name}={value[:LONGEST_SHOWN]}" for name, value in list(values.items())[:MOST_VALUES])

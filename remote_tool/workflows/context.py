@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remote_tool.jobs.registry_lock import LOCK_TIMEOUT
+from remote_tool.jobs.registry import LOCK_TIMEOUT
 from remote_tool.workflows.events import Notice
 
 if TYPE_CHECKING:

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # Seconds to wait for canceled work to close its connections.
-LONGEST_GOODBYE = 2.0
-# Each holds at most 256 KiB.
+CLOSE_SECONDS = 2.0
+# A chunk has at most 256 KiB.
 MOST_CHUNKS = 32
 
 
 def run_in_background(work: Coroutine[Any, Any, T]) -> T:
     """Run work on the background loop and wait for its result."""
-    running = Running(work)
+    background_work = BackgroundWork(work)
     try:
-        return running.result()
+        return background_work.result()
     except BaseException:
         # Ctrl-C comes to this thread.
-        running.stop()
+        background_work.stop()
         raise
 
 
@@ -46,12 +46,12 @@ class _Background:
         """The running loop; started when first used."""
         with self._lock:
             if self._loop is None:
-                made: SimpleQueue[Loop] = SimpleQueue()
-                threading.Thread(target=_run_loop, args=(made,), name="remote-tool", daemon=True).start()
-                self._loop = made.get()
+                loops: SimpleQueue[Loop] = SimpleQueue()
+                threading.Thread(target=_run_loop, args=(loops,), name="remote-tool", daemon=True).start()
+                self._loop = loops.get()
             return self._loop
 
-    def begin_again(self) -> None:
+    def reset_in_child(self) -> None:
         """Forget the loop in a forked child: its thread does not exist here, and its connections are the parent's."""
         self._lock = threading.Lock()
         if self._loop is not None:
@@ -61,19 +61,19 @@ class _Background:
             self._loop = None
 
 
-def _run_loop(made: SimpleQueue[Loop]) -> None:
-    # Made here, as Ctrl-C comes to the main thread, and half a loop complains when it is finalized.
+def _run_loop(loops: SimpleQueue[Loop]) -> None:
+    # On this thread: Ctrl-C, which comes to the main thread, could leave half a loop, which warns when it is finalized.
     loop = Loop()
-    made.put(loop)
+    loops.put(loop)
     loop.run_forever()
 
 
 _background = _Background()
-os.register_at_fork(after_in_child=_background.begin_again)
+os.register_at_fork(after_in_child=_background.reset_in_child)
 
 
-class Running(Generic[T]):
-    """Work running on the background loop.
+class BackgroundWork(Generic[T]):
+    """Work that runs on the background loop.
 
     Raises:
         RuntimeError: The caller runs on that loop, as a callback does.
@@ -102,7 +102,7 @@ class Running(Generic[T]):
     def stop(self) -> None:
         """Cancel the work if it is still running; its connections end before this returns, or soon after."""
         if self._pid == os.getpid() and self._future.cancel() and not self._is_own_loop:
-            self._ended.wait(LONGEST_GOODBYE)
+            self._ended.wait(CLOSE_SECONDS)
 
     @property
     def _is_own_loop(self) -> bool:
@@ -117,17 +117,17 @@ class Running(Generic[T]):
 
 
 class ChunkQueue:
-    """Pass chunks from the background loop to the thread that reads them; the loop waits while the queue is full."""
+    """Passes chunks from the background loop to the thread that reads them; the loop waits while the queue is full."""
 
     def __init__(self) -> None:
         self._loop = _background.loop
         self._pid = os.getpid()
-        self._room = asyncio.Semaphore(MOST_CHUNKS)
+        self._free_places = asyncio.Semaphore(MOST_CHUNKS)
         self._chunks: SimpleQueue[Chunk | None] = SimpleQueue()
 
     async def put(self, chunk: Chunk) -> None:
         """Add a chunk."""
-        await self._room.acquire()
+        await self._free_places.acquire()
         self._chunks.put(chunk)
 
     def end(self, _: object) -> None:
@@ -141,5 +141,5 @@ class ChunkQueue:
             chunk = self._chunks.get()
             if chunk is None:
                 return
-            self._loop.call_soon_threadsafe(self._room.release)
+            self._loop.call_soon_threadsafe(self._free_places.release)
             yield chunk

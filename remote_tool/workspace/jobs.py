@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config.limits import check_note
 from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, find_job
-from remote_tool.workspace.background import ChunkQueue, Running
+from remote_tool.workspace.background import BackgroundWork, ChunkQueue
 from remote_tool.workspace.project import Project, checked
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class JobMethods(Project):
         return self._work(lambda context: list_jobs(context, selection, logs=logs))
 
     def show_job(self, job: str) -> JobDetails:
-        """Return everything about one job, by key or id; what its server does not say is listed as unknown.
+        """Return everything about one job, by key or id; facts that its server does not report are listed as unknown.
 
         Raises:
             UsageError: There is no such job.
@@ -78,7 +78,7 @@ class JobMethods(Project):
         Without a selection, it is the only running job with a terminal. A lost connection is made again.
 
         Raises:
-            UsageError: Not one job is selected, it has no terminal, or it has ended.
+            UsageError: No job or more than one is selected, it has no terminal, or it has ended.
             JobError: Its server cannot do it.
             ConnectError: Its server cannot be reached.
         """
@@ -130,7 +130,7 @@ class JobMethods(Project):
         return self._work(lambda context: take_stacks(context, selection, keep=keep, native=native))
 
     def find_orphans(self, servers: Sequence[str] = ()) -> OrphansAnswer:
-        """Return the processes that jobs of this project have left on servers, which no supervisor watches anymore."""
+        """Return the processes of jobs of this project that run on servers without a supervisor."""
         from remote_tool.workflows.jobs.orphans import find_orphans
 
         return self._work(lambda context: find_orphans(context, servers))
@@ -205,7 +205,7 @@ class JobMethods(Project):
 
         self._work(lambda context: tensorboard(context, request, on_open))
 
-    def _begin_to_follow(self, selection: JobSelection, on_chunk: OnChunk) -> Running[FollowAnswer]:
+    def _start_following(self, selection: JobSelection, on_chunk: OnChunk) -> BackgroundWork[FollowAnswer]:
         from remote_tool.workflows.jobs.follow import FollowOptions, follow_selected
 
         return self._begin(lambda context: follow_selected(context, selection, on_chunk, FollowOptions()))
@@ -229,7 +229,7 @@ class RunningJob:
     @property
     def state(self) -> JobState:
         """The current state; asks the server."""
-        return self._take(self._workspace.list_jobs(self._selection))
+        return self._update(self._workspace.list_jobs(self._selection))
 
     @property
     def exit_code(self) -> int | None:
@@ -242,13 +242,15 @@ class RunningJob:
         Raises:
             JobError: The job did not end in time.
         """
-        return self._take(self._workspace.wait_jobs(self._selection, timeout=timeout).raise_if_any_failed())
+        return self._update(self._workspace.wait_jobs(self._selection, timeout=timeout).raise_if_any_failed())
 
     def kill(self, signal: str = "SIGTERM", grace: float | None = None) -> JobState:
         """Stop all processes of the job, also if it is lost; does nothing if it has ended."""
         if self.job.state.is_final:
             return self.job.state
-        return self._take(self._workspace.stop_jobs(self._selection, signal=signal, grace=grace).raise_if_any_failed())
+        return self._update(
+            self._workspace.stop_jobs(self._selection, signal=signal, grace=grace).raise_if_any_failed()
+        )
 
     def pull(self, *artifacts: str | ArtifactPattern, to: str | Path | None = None) -> list[Path]:
         """Fetch files that the job wrote; return their local paths, also of files that were already here.
@@ -273,7 +275,7 @@ class RunningJob:
             RemoteToolError: The server cannot be followed.
         """
         chunks = ChunkQueue()
-        following = self._workspace._begin_to_follow(self._selection, chunks.put)  # noqa: SLF001 - its other half
+        following = self._workspace._start_following(self._selection, chunks.put)  # noqa: SLF001 - of this module
         following.when_done(chunks.end)
         try:
             yield from _lines(chunks)
@@ -289,7 +291,7 @@ class RunningJob:
     def _selection(self) -> JobSelection:
         return JobSelection(jobs=(self.job.id,), stopped=True, hidden=True)
 
-    def _take(self, answer: JobsAnswer) -> JobState:
+    def _update(self, answer: JobsAnswer) -> JobState:
         for job in answer.jobs:
             self.job = job
         return self.job.state

@@ -10,12 +10,12 @@ from remote_tool.errors import ConnectError, UsageError
 from remote_tool.jobs.listed_hosts import recall_hosts, remember_hosts
 from remote_tool.jobs.registry import Registry
 from remote_tool.paths import current_folder, find_root
-from remote_tool.redaction import spare
+from remote_tool.redaction import never_redact
 from remote_tool.transport.pool import HostPool, Results
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, Report, ignore
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workspace.background import Running, run_in_background
+from remote_tool.workspace.background import BackgroundWork, run_in_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -60,7 +60,7 @@ class Project:
         self.config = config
         self.hooks = hooks or Hooks()
         self._registry = Registry(config.local.jobs)
-        spare(name for server in config.servers.values() for name in (server.name, server.hostname))
+        never_redact(name for server in config.servers.values() for name in (server.name, server.hostname))
 
     @classmethod
     def find(cls, start: Path | None = None, hooks: Hooks | None = None) -> Self:
@@ -133,8 +133,8 @@ class Project:
     def _work(self, work: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
         return run_in_background(self._connected(work))
 
-    def _begin(self, work: Callable[[Context], Coroutine[Any, Any, T]]) -> Running[T]:
-        return Running(self._connected(work))
+    def _begin(self, work: Callable[[Context], Coroutine[Any, Any, T]]) -> BackgroundWork[T]:
+        return BackgroundWork(self._connected(work))
 
     async def _connected(self, work: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
         async with self._pool() as pool:
@@ -156,13 +156,13 @@ class Project:
 
 
 def _usual_user(server: Server) -> str:
-    """Return who logs in to a server that has no user: as ~/.ssh/config says, else the default."""
+    """Return the login name for a server without a configured one: of ~/.ssh/config, else the default."""
     from remote_tool.transport.ssh.ssh_config import resolve_endpoints
 
     try:
         return resolve_endpoints(server)[-1].username
     except ConnectError:
-        # The login says what is wrong with that file.
+        # The login will report the problem of that file.
         return ""
 
 

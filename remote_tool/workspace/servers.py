@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.sync.options import OnLowDisk
     from remote_tool.workflows.terminal.session import Screen
     from remote_tool.workflows.terminal.shell import ShellEnd, ShellRequest
-    from remote_tool.workspace.background import Running
+    from remote_tool.workspace.background import BackgroundWork
 
 T = TypeVar("T")
 
@@ -49,14 +49,14 @@ class ServerMethods(Project):
         return checked(work, check=check)
 
     def check(self, servers: Sequence[str] = ()) -> CheckAnswer:
-        """Check that servers are ready for training together; change nothing and raise for no server."""
+        """Check that servers are ready for training together; change nothing, and raise no error of a server."""
         from remote_tool.workflows.servers.check import check
 
-        self._tell_of_terminals(servers)
+        self._warn_of_terminals(servers)
         return self._work(lambda context: check(context.pool, context.config, servers))
 
-    def _tell_of_terminals(self, servers: Sequence[str]) -> None:
-        """Report launch commands that request a terminal: not with every command, as they work."""
+    def _warn_of_terminals(self, servers: Sequence[str]) -> None:
+        """Report launch commands that request a terminal; only few commands do, as such launch commands work."""
         if text := remark_on_terminals(self.config, choose_servers(self.config, servers)):
             self.hooks.report(Notice("", text))
 
@@ -67,7 +67,7 @@ class ServerMethods(Project):
         return self._work(lambda context: measure_bandwidth(context, servers, seconds))
 
     def list_gpus(self, servers: Sequence[str] = ()) -> GpusAnswer:
-        """Return who has each GPU of servers now, and how many jobs wait for some; raise for no server."""
+        """Return the holder of each GPU of servers, and the number of waiting jobs; raise no error of a server."""
         from remote_tool.workflows.servers.gpus import list_gpus
 
         return self._work(lambda context: list_gpus(context, servers))
@@ -89,7 +89,7 @@ class ServerMethods(Project):
 
     def watch(
         self, on_event: OnTopEvent, servers: Sequence[str] = (), *, interval: float = DEFAULT_INTERVAL
-    ) -> Running[None]:
+    ) -> BackgroundWork[None]:
         """Report samples of servers and changes of their jobs until ``stop()`` of the returned object is called.
 
         The callback runs on the thread that does the work: it must return soon, and cannot call this API.
@@ -151,7 +151,7 @@ class ServerMethods(Project):
         """Install the environment, send the project and install its packages; skip every step that is up to date."""
         from remote_tool.workflows.prepare.prepare import PrepareOptions, prepare
 
-        self._tell_of_terminals(servers)
+        self._warn_of_terminals(servers)
         options = PrepareOptions(force=force, relay=relay, overwrite=overwrite)
 
         async def send(context: Context, on_low_disk: OnLowDisk) -> Results[PreparedServer]:
@@ -223,7 +223,7 @@ class ServerMethods(Project):
         overwrite: bool = False,
         check: bool = True,
     ) -> dict[str, Results[PushResult]]:
-        """Send configured data sets to their folders on the servers; returns the results by data set.
+        """Send configured data sets to their folders on the servers; return the results by data set.
 
         Args:
             names: Data sets; empty: all.
@@ -319,7 +319,7 @@ class ServerMethods(Project):
         """Run a program on one server with a screen, until the program ends or the user leaves it.
 
         Raises:
-            UsageError: Not one server is selected, or the screen is not a terminal and the program needs one.
+            UsageError: No server or more than one is selected, or the program needs a terminal and the screen is none.
             JobError: The server cannot do it.
             ConnectError: The server cannot be reached, or the connection to a shell that is not kept was lost.
         """
@@ -346,7 +346,7 @@ class ServerMethods(Project):
         press Ctrl-C.
 
         Raises:
-            UsageError: Not one server is selected.
+            UsageError: No server or more than one is selected.
             JobError: Jupyter Lab is not installed there, or does not start.
         """
         from remote_tool.workflows.forward.jupyter import jupyter

@@ -64,7 +64,7 @@ def test_a_piece_of_a_long_value_is_redacted(piece: str) -> None:
 
 def test_what_is_short_or_names_a_server_stays() -> None:
     redaction.hide(["8 chars", "", "gpu-server-1", "12345678"])
-    redaction.spare(["gpu-server-1"])
+    redaction.never_redact(["gpu-server-1"])
     assert redaction.redact("gpu-server-1: 8 chars: 12345678 1234567") == "gpu-server-1: 8 chars: *** 1234567"
 
 

@@ -9,7 +9,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from remote_tool.jobs.artifacts import why_not_here
+from remote_tool.jobs.artifacts import path_problem
 from remote_tool.protocol.artifact_patterns import of_job
 from remote_tool.protocol.artifact_search import ArtifactSearch, newest_units
 from remote_tool.readable import readable_size
@@ -107,7 +107,7 @@ class JobPull:
         """Leave out forbidden names, and the second of two names that differ only in case."""
         allowed: dict[str, RemoteFile] = {}
         for file in files:
-            why = why_not_here(file.path) or self._why_secret(file.path)
+            why = path_problem(file.path) or self._why_secret(file.path)
             other = allowed.get(file.path.casefold())
             if other is not None and not why:
                 why = f"its name differs from {other.path} only in case"

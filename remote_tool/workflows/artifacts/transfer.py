@@ -16,8 +16,7 @@ from remote_tool.workflows.events import Notice
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from remote_tool.jobs.artifacts import Arrival, ArtifactFolder, RemoteFile, Stamp
-    from remote_tool.protocol.framing import Frame
+    from remote_tool.jobs.artifacts import ArtifactFolder, Download, RemoteFile, Stamp
     from remote_tool.workflows.artifacts.limits import Quota
     from remote_tool.workflows.context import Context
 
@@ -59,7 +58,7 @@ class Transfer:
         self._have = 0
         self._checked = 0
         self._stack = ExitStack()
-        self._arrival: Arrival | None = None
+        self._download: Download | None = None
         self._ending = threading.Lock()
 
     @property
@@ -68,7 +67,7 @@ class Transfer:
 
     @property
     def is_arriving(self) -> bool:
-        return self._arrival is not None
+        return self._download is not None
 
     async def request(self) -> dict[str, Any]:
         """Return the request for the rest of the file, after the local part."""
@@ -95,12 +94,12 @@ class Transfer:
             self._begin(read_stamp(header["begin"]), read_number(header.get("offset"), LARGEST_FILE))
         elif "checked" in header:
             self._note_checked(read_number(header["checked"], LARGEST_FILE))
-        elif self._arrival is None:
+        elif self._download is None:
             raise ValueError("bytes arrived before the file began")
         else:
             offset = read_number(header.get("offset"), LARGEST_FILE)
             with self._folder.writing(self.file.path):
-                self._arrival.add(offset, body)
+                self._download.add(offset, body)
             self.arrived = offset + len(body)
 
     def end(self, word: str) -> None:
@@ -120,7 +119,7 @@ class Transfer:
             self._close()
 
     def _close(self) -> None:
-        self._arrival = None
+        self._download = None
         self._stack.close()
 
     def _note_checked(self, size: int) -> None:
@@ -129,7 +128,7 @@ class Transfer:
         self._checked = size
 
     def _begin(self, stamp: Stamp, offset: int) -> None:
-        if self._arrival is not None or stamp.size > self._most:
+        if self._download is not None or stamp.size > self._most:
             raise ValueError("a file began that was not requested")
         if offset and (offset != self._have or stamp != self.file.stamp):
             raise ValueError("it continued past the bytes that are here")
@@ -137,7 +136,7 @@ class Transfer:
         if stamp != self.file.stamp:
             self._folder.drop(self.file)
         self.file = self.file._replace(stamp=stamp)
-        self._arrival = self._stack.enter_context(self._folder.receiving(self.file, offset))
+        self._download = self._stack.enter_context(self._folder.receiving(self.file, offset))
         self.arrived = offset
 
     def _reserve(self, size: int) -> None:
@@ -150,10 +149,10 @@ class Transfer:
         self._reserved = max(size, self._reserved)
 
     def _end(self, word: str) -> None:
-        arrival = self._arrival
-        if word == "whole" and arrival is not None:
-            self._complete(arrival)
-        elif word == "changed" and arrival is not None:
+        download = self._download
+        if word == "whole" and download is not None:
+            self._complete(download)
+        elif word == "changed" and download is not None:
             self._changes += 1
             if self._changes >= MOST_CHANGES:
                 self.trouble = "it kept changing while it was read; the next pull tries again"
@@ -162,10 +161,10 @@ class Transfer:
         else:
             self.trouble = word or "the server did not say why"
 
-    def _complete(self, arrival: Arrival) -> None:
+    def _complete(self, download: Download) -> None:
         with self._folder.writing(self.file.path):
-            arrival.complete()
-            self.is_refused = is_private_key(arrival.readable_path, arrival.status())
+            download.complete()
+            self.is_refused = is_private_key(download.readable_path, download.status())
         if self.is_refused:
             self.trouble = "it is a private key"
             return

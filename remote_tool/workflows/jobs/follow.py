@@ -21,7 +21,7 @@ from remote_tool.errors import (
 )
 from remote_tool.jobs.job import Job, JobState
 from remote_tool.jobs.logs import LogFolder
-from remote_tool.jobs.records import has_to_be_given_again
+from remote_tool.jobs.records import must_return_to_queue
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows.agent_client import (
     NoAnswerError,
@@ -271,7 +271,7 @@ async def _follow_servers(
         await follow_server(context, by_server[server], listener, logs=logs, give_up_after=GIVE_UP_AFTER)
 
     errors = dict((await on_every(by_server, follow)).errors)
-    to_put_back = [job for job in _current(context, jobs) if job.id in running and has_to_be_given_again(job)]
+    to_put_back = [job for job in _current(context, jobs) if job.id in running and must_return_to_queue(job)]
     if to_put_back:
         from remote_tool.workflows.start.put_back import put_back  # noqa: PLC0415 - seldom needed
 

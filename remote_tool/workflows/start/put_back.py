@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from remote_tool.config.devices import command_environment
 from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.errors import RemoteToolError
-from remote_tool.jobs.job import FAN_OUT_TAG, JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
-from remote_tool.jobs.records import has_to_be_given_again
+from remote_tool.jobs.job import JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
+from remote_tool.jobs.records import must_return_to_queue
+from remote_tool.launchers.fan_out import TAG as FAN_OUT_TAG
+from remote_tool.launchers.sweep import TAG as SWEEP_TAG
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
@@ -57,7 +59,7 @@ async def put_back(context: Context, left: Sequence[Job]) -> None:
         successor = successors.get(job.id)
         # Another program may have been killed as it started that one.
         is_open = successor is None or (successor.state is JobState.STARTING and successor.id == _next_id(job))
-        if has_to_be_given_again(job) and (job.moved_as or _waits(job)) and is_open:
+        if must_return_to_queue(job) and (job.moved_as or _waits(job)) and is_open:
             groups[job.moved_to or job.server, bool(job.moved_as)].append(job)
     for (server, _), jobs in groups.items():
         begun = {job.id for job in jobs if job.id in successors}

@@ -14,8 +14,8 @@ from remote_tool.jobs.records import (
     RemoteJob,
     become_cleaned,
     become_unreachable,
-    has_to_be_given_again,
     merge,
+    must_return_to_queue,
     vanish,
     why_missing,
 )
@@ -191,7 +191,7 @@ def _record(
     new = others - context.registry.find(others).keys()
     context.registry.adopt(replace(here[job_id], server=server) for job_id in here if job_id in new)
     queued = [job for job in asked if job.state is JobState.QUEUED and job.id in here and job.id not in stays]
-    to_put_back = [job for job in (merge(job, here[job.id]) for job in queued) if has_to_be_given_again(job)]
+    to_put_back = [job for job in (merge(job, here[job.id]) for job in queued) if must_return_to_queue(job)]
     later = {job.id for job in to_put_back}
     rest = [job for job in asked if job.id not in later]
     context.registry.revise((job.id, partial(_revise, asked=job, answer=answer)) for job in rest)

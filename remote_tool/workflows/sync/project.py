@@ -104,7 +104,7 @@ def selection_rules(config: Config) -> SelectionRules:
         ),
         private_keys=tuple(key for key in keys if key is not None),
         send_anyway=config.send_anyway,
-        looked=local.looked,
+        looked=local.searched_files,
         listing=local.listing,
     )
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def test_twenty_programs_at_once_lose_no_job_and_share_no_key(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from remote_tool.jobs.registry import Registry;"
-        "from remote_tool.jobs import registry_lock; from remote_tool.jobs.job import JobSpec, new_job_id\n"
+        "from remote_tool.jobs import registry; from remote_tool.jobs.job import JobSpec, new_job_id\n"
         # A lock does not go round in turn.
-        "registry_lock.LOCK_TIMEOUT = 60.0\n"
+        "registry.LOCK_TIMEOUT = 60.0\n"
         "for _ in range(10): Registry(Path(sys.argv[1])).create([JobSpec(new_job_id(), 'a', 'x')])"
     )
     programs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(20)]

@@ -34,7 +34,7 @@ registry.update([replace(jobs[0], state=JobState.RUNNING)])
 registry.update([replace(job, state=JobState.FAILED) for job in jobs])
 write_record(root / ".remote" / "fan-outs", FanOutRecord(new_job_id(), FanOutRequest("true"), shards=1))
 listed_hosts.remember_hosts(make_configuration([], root), registry, parse_hosts("10.0.0.1:2"))
-index.SETTLED_SECONDS, index.WORTH_WRITING = -1.0, 1
+index.SETTLED_SECONDS, index.LEAST_NEW = -1.0, 1
 Registry(root / ".remote" / "jobs").load()
 """
 CALL = re.compile(r"(fsync|rename|renameat|renameat2)\((.*)")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_tool.jobs import registry_lock
+from remote_tool.jobs import registry
 from remote_tool.jobs.index import RECORD
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.record_file import read_record
@@ -87,5 +87,5 @@ def _tell(what: str, *deeds: object) -> None:
 
 if __name__ == "__main__":
     # On a busy machine it takes a while until each has had its turn, and that is not what is tried here.
-    registry_lock.LOCK_TIMEOUT = 200.0
+    registry.LOCK_TIMEOUT = 200.0
     Worker(Path(sys.argv[1]), int(sys.argv[2])).run(holds=sys.argv[3:] == ["holds"])

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 
 from remote_tool.errors import JobError
-from remote_tool.jobs import registry_lock
+from remote_tool.jobs import registry
 from remote_tool.jobs.job import Job, JobSpec, JobState, new_job_id
 from remote_tool.jobs.registry import Registry
 from tests.figures import record_figure
@@ -113,7 +113,7 @@ def check(jobs: list[Job], deeds: list[list[Any]]) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> float:
     """Wait a second for a lock."""
-    monkeypatch.setattr(registry_lock, "LOCK_TIMEOUT", 1.0)
+    monkeypatch.setattr(registry, "LOCK_TIMEOUT", 1.0)
     return 1.0
 
 

@@ -24,7 +24,7 @@ ENDED = 5
 @pytest.fixture(autouse=True)
 def at_once() -> Iterator[None]:
     """Write the index for one job already, and for records that were written just now."""
-    with mock.patch.object(index, "WORTH_WRITING", 1), mock.patch.object(index, "SETTLED_SECONDS", -60.0):
+    with mock.patch.object(index, "LEAST_NEW", 1), mock.patch.object(index, "SETTLED_SECONDS", -60.0):
         yield
 
 
