@@ -26,7 +26,7 @@ def complete_server(incomplete: str) -> list[str]:
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
-    """Offer the newest jobs by key, with what they run."""
+    """Offer the newest jobs by key, with their commands."""
     config = _config()
     jobs = Registry(config.local.jobs).load_newest(MOST_JOBS) if config else []
     found = [(str(job.key), one_line(f"{job.server}: {job.command}")[:LONGEST]) for job in jobs]

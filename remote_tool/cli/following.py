@@ -125,7 +125,7 @@ class Output:
 
     @property
     def selected(self) -> str:
-        """The words that select what was shown."""
+        """The words of a command that select the jobs shown so far."""
         return "".join(f" {key}" for key in sorted(self._keys))
 
     def show(self, chunk: Chunk) -> None:
@@ -138,7 +138,7 @@ class Output:
             self._exact.write("", stream, chunk.data)
 
     def close(self) -> None:
-        """Print what is left."""
+        """Print incomplete last lines."""
         self._exact.close()
         self._labeled.close()
 

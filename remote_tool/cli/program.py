@@ -1,4 +1,4 @@
-"""The program as Typer runs it: a table of contents whose commands are imported when they run.
+"""The program for Typer: a table of contents, and commands that are imported when they run.
 
 ``--help`` and completion of names need none of their modules.
 """

@@ -248,15 +248,15 @@ _FINISHED = frozenset(state.value for state in JobState if state.is_finished)
 _REMOTE_STATES = frozenset(state.value for state in JobState if state is not JobState.UNREACHABLE)
 
 
-def _mapping(value: object, what: str) -> Mapping[str, object]:
+def _mapping(value: object, name: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise JobError(f"{what}: must be an object")
+        raise JobError(f"{name}: must be an object")
     return value
 
 
-def _matching(value: object, form: re.Pattern[str], what: str) -> str:
+def _matching(value: object, form: re.Pattern[str], name: str) -> str:
     if not isinstance(value, str) or not form.fullmatch(value):
-        raise JobError(f"{what}: invalid value")
+        raise JobError(f"{name}: invalid value")
     return value
 
 

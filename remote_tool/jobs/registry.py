@@ -141,7 +141,7 @@ class Registry:
     def forget(self, ids: Iterable[str], seconds: float = LOCK_TIMEOUT) -> None:
         """Remove the records and logs of jobs; each disappears at once, but freeing its space takes time.
 
-        Keys are not reused. The next call removes what this one had no time for.
+        Keys are not reused. The next call removes the rest if this one had too little time.
         """
         with self.locked():
             # Without this file, keys are counted from the records.

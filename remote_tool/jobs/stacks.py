@@ -127,7 +127,7 @@ def read_threads(text: str) -> tuple[tuple[StackFrame, ...], ...]:
 
 
 def _read_json(text: str) -> tuple[tuple[StackFrame, ...], ...]:
-    """Read what ``py-spy dump --json`` writes; return nothing if it has another form."""
+    """Read the output of ``py-spy dump --json``; return nothing if it has another form."""
     try:
         threads = sorted(json.loads(text), key=lambda thread: thread["thread_name"] == "MainThread")
         return tuple(

@@ -99,7 +99,7 @@ class JobMethods(Project):
         return self._work(lambda context: stop_jobs(context, selection, signal=signal, grace=grace))
 
     def diff(self, first: str, second: str, *, check: bool = True) -> JobDiff:
-        """Return what differs between two jobs, by key or id: how they were started, and how they ended.
+        """Return the differences between two jobs, by key or id: how they were started, and how they ended.
 
         Raises:
             UsageError: There is no such job.

@@ -1,4 +1,4 @@
-"""The command clean: list the files of remote-tool on servers and here, ask, and remove those no longer needed."""
+"""The command clean: list the files of remote-tool on servers and here, ask, and remove the superfluous ones."""
 
 from __future__ import annotations
 

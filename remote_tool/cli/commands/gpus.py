@@ -56,7 +56,7 @@ def gpus(
 
 
 def _print(answer: GpusAnswer) -> None:
-    """Print a row per GPU, then how many jobs wait and what limits the answer."""
+    """Print a row per GPU, then the number of waiting jobs and the limits of the answer."""
     on_terminal = streams.is_terminal(streams.OUT)
     rows = [row for name, server in answer.servers.items() for row in _rows(name, server, on_terminal=on_terminal)]
     if rows and on_terminal:

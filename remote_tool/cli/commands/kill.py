@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 YES = frozenset({"y", "yes"})
-# Seconds: whoever starts a program without input may leave it a pipe that nobody writes to.
+# Seconds: a program that was started without input may have a pipe that nobody writes to.
 ANSWER_SECONDS = 5.0
 MOST_SHOWN = 5
 # Of a job id: the time of its start.

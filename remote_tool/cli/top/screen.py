@@ -209,7 +209,7 @@ class TopApp(App[None]):
         self.refresh_tables()
 
     def refresh_tables(self) -> None:
-        """Draw what has changed."""
+        """Draw the changes."""
         if not self.is_running:
             return  # the widgets are being removed; Textual stops timers and events only after that
         if self._board.has_ended:
