@@ -17,7 +17,7 @@ from remote_tool.workflows.servers.bandwidth import FIREWALL_HINT, readable_rate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, Link
+    from remote_tool.workflows.servers.bandwidth import BandwidthAnswer, MeasuredLink
 
 WIDTH = 80
 GAP = 2
@@ -76,7 +76,7 @@ def remarks(answer: BandwidthAnswer) -> list[str]:
     return lines
 
 
-def _rate(link: Link) -> str:
+def _rate(link: MeasuredLink) -> str:
     assert link.gbit is not None
     return f"{readable_rate(link.gbit)} Gbit/s"
 
@@ -120,7 +120,7 @@ def _document(answer: BandwidthAnswer) -> dict[str, Any]:
     return {"links": [_link_as_json(link) for link in answer.links], "errors": errors_as_json(answer.errors)}
 
 
-def _link_as_json(link: Link) -> dict[str, Any]:
+def _link_as_json(link: MeasuredLink) -> dict[str, Any]:
     return {
         "from": link.source,
         "to": link.target,

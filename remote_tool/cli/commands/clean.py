@@ -99,12 +99,12 @@ def _show(workspace: Workspace, found: CleanAnswer) -> None:
         inform(f"job {jobs[job_id].key if job_id in jobs else job_id} ({state}) will be forgotten here: {why}")
 
 
-def print_items(items: Sequence[Item]) -> None:
+def print_items(items: Sequence[CleanItem]) -> None:
     """Print a row for each kind of file, with the number and size of those to remove and to keep."""
     streams.write_text(streams.OUT, plain_rows([_row(item) for item in items]))
 
 
-def _row(item: Item) -> dict[str, str]:
+def _row(item: CleanItem) -> dict[str, str]:
     return {
         "WHERE": one_line(item.server) or "here",
         "WHAT": one_line(item.what),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from remote_tool.jobs.artifacts import ArtifactFolder, Download, RemoteFile, Stamp
+    from remote_tool.protocol.framing import Frame
     from remote_tool.workflows.artifacts.limits import Quota
     from remote_tool.workflows.context import Context
 

@@ -27,7 +27,7 @@ from remote_tool.workflows.fan_out.plan import (
 from remote_tool.workflows.fan_out.records import FanOutRecord, find_record, write_record
 from remote_tool.workflows.fan_out.slots import ask_slots, find_command_script
 from remote_tool.workflows.fan_out.work_queue import Assignment, Attempt, WorkQueue
-from remote_tool.workflows.jobs.listing import refresh
+from remote_tool.workflows.jobs.listing import fetch_artifacts, refresh
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start.send import Sent, complete, freeze, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
