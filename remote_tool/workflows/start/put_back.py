@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from remote_tool.config.devices import command_environment
 from remote_tool.config.limits import on_empty_of, on_end_of
 from remote_tool.errors import RemoteToolError
-from remote_tool.jobs.job import JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
+from remote_tool.jobs.job import FAN_OUT_TAG, JUPYTER_MARK, Job, JobSettings, JobSpec, JobState, job_id_of
 from remote_tool.jobs.records import must_return_to_queue
-from remote_tool.launchers.fan_out import TAG as FAN_OUT_TAG
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
