@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Mapping, NamedTuple
 
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.marks import DATA_PREFIX, JOB_MARKER, PROJECT_MARKER, RESERVED_NAMES, SERVER_VARIABLE
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import is_variable_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping
 
 # Variables of another launch or of a batch system, which torchrun would take for its own.
 STRAY_NAMES = (

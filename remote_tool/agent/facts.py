@@ -7,7 +7,6 @@ import platform
 import re
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Activation, ActivationError, Origin
@@ -19,7 +18,10 @@ from remote_tool.agent.requests import is_flag, is_text
 from remote_tool.protocol.marks import PROJECT_MARKER
 from remote_tool.protocol.setup_script import put_before_attached
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
     from remote_tool.agent.requests import Request
 
 _DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)

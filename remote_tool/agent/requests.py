@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import select
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_tool.protocol import framing
 from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
 _LINE_LIMIT = 64 * 1024 * 1024
 _SILENCE_SECONDS = 60.0

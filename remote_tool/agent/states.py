@@ -6,16 +6,19 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.processes import Process, ProcessSnapshot
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.job_folder import RESERVE
 from remote_tool.protocol.limits import LONGEST_REASON, REBOOTED
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, state_of_ended
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, Optional
+
     from remote_tool.agent.leases.standing import Standing
     from remote_tool.protocol.records import Record
 

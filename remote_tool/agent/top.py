@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from remote_tool.agent.leases import report
 from remote_tool.agent.leases.folders import have_leases
@@ -15,6 +14,10 @@ from remote_tool.agent.machine.job_watch import JobWatch, RankWatch
 from remote_tool.agent.requests import Folders, Request, client_is_gone, is_flag
 from remote_tool.protocol.limits import LONGEST_INTERVAL, SHORTEST_INTERVAL
 from remote_tool.protocol.nvidia_smi import SILENCE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
 # The load of a processor is a difference.
 _FIRST_SECONDS = 0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Dict
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Origin
@@ -13,7 +12,10 @@ from remote_tool.agent.wrapper import container, wrapper
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.setup_script import put_before_attached
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict
+
     from remote_tool.agent.requests import Request
 
 # A container may have to start first.

@@ -10,6 +10,7 @@ __all__ = [
     "job_folder",
     "limits",
     "marks",
+    "named_tuple",
     "nvidia_smi",
     "rank_errors",
     "records",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Tuple
-
 from remote_tool.protocol.marks import JOB_MARKER
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Tuple
 
 MOST_PATTERNS = 100
 MOST_NEWEST = 1000

@@ -10,9 +10,13 @@ import fnmatch
 import os
 import re
 import stat
-from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
 
 from remote_tool.protocol.job_folder import open_folder, open_plain
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 # A larger folder is not one of artifacts: use a narrower glob.
 MOST_ENTRIES = 200_000

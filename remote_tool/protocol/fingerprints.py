@@ -6,7 +6,10 @@ all ids are sent.
 
 from __future__ import annotations
 
-from typing import Iterable, Set, Tuple
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, Set, Tuple
+
 
 BUCKETS = 256
 _DIGITS = 12

@@ -6,9 +6,12 @@ every call, so no other output can look like a frame.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from remote_tool.protocol import strict_json
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 NOISE_LIMIT = 16 * 1024 * 1024
 HEADER_LIMIT = 8 * 1024 * 1024

@@ -12,9 +12,13 @@ that must not be written to disk (variables, a launch's secret) have no row: the
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, NamedTuple, Tuple
 
 from remote_tool.protocol import artifact_patterns, limits
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Tuple
 
 # Who sets a field, and where it is read from.
 REQUEST = "request"  # the client that starts the job: in the request and in spec.json

@@ -28,11 +28,13 @@ import os
 import resource
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Mapping, Union
 
 from remote_tool.protocol.records import RecordError, encode_record, is_job_id, parse_record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Mapping, Union
+
     from remote_tool.protocol.records import Record
 
 COMMAND = "command"

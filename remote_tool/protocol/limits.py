@@ -7,7 +7,10 @@ reading a server's answers, so that every started job can be listed.
 from __future__ import annotations
 
 import os
-from typing import Mapping, Sequence, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Mapping, Sequence, Tuple
 
 MOST_TAGS = 100
 LONGEST_TAG = 1024

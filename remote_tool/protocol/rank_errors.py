@@ -10,11 +10,15 @@ import os
 import re
 import time
 from contextlib import suppress
-from typing import Dict, List, Match, NamedTuple, Optional, Tuple
 
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import signal_name
 from remote_tool.protocol.streams import find_streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Match, Optional, Tuple
 
 # A traceback is at the end of a rank's output, and torchrun's summary at the end of its own stderr.
 TAIL = 64 * 1024

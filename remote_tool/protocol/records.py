@@ -7,13 +7,15 @@ the same functions.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping
 
 from remote_tool.protocol import job_fields, strict_json
 from remote_tool.protocol.job_fields import is_count, is_flag, is_number, is_seconds, is_text, is_texts, record_checks
 from remote_tool.protocol.limits import LONGEST_GRACE, LONGEST_ID
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, Mapping
+
     Record = Dict[str, Any]
 
 SCHEMA = 1

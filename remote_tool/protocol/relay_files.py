@@ -6,9 +6,13 @@ import hashlib
 import os
 import stat
 import zlib
-from typing import List, NamedTuple, Tuple
 
 from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Tuple
 
 _HASH_SIZE = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -6,9 +6,12 @@ import os
 import stat
 import time
 from contextlib import suppress
-from typing import List
 
 from remote_tool.protocol.job_folder import open_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
 
 # The prefix of names being removed; the next clean resumes with them.
 MARK = ".removed-"

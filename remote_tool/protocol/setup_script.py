@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Tuple
 
 from remote_tool.protocol.marks import PROJECT_MARKER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
 
 FILE = "setup"
 # Relative to the job's folder, which is the same behind a launch command and in a container.

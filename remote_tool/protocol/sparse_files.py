@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Tuple
 
 # The beginning of a file is never released.
 KEPT_BEGINNING = 256 * 1024

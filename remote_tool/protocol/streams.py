@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import stat
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from remote_tool.protocol.job_folder import ERR, OUT, RANKS, open_file_beneath, open_folder
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 # More are not from a launch of ours; of a job that creates a million files, the first are handled.
 MOST_STREAMS = 4096

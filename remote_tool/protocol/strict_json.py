@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Dict, List, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Tuple
 
 
 def parse(text: bytes) -> Any:  # noqa: ANN401 - any document

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import List, Set, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Set, Tuple
 
 INPUT, WINDOW, END, NONCE, REDRAW, SEEN = b"i", b"w", b"e", b"n", b"r", b"s"
 LONGEST_INPUT = 64 * 1024

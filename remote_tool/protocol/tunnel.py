@@ -11,11 +11,13 @@ import asyncio
 import socket
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Optional, Tuple
 
 from remote_tool.protocol import framing
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Awaitable, Callable, Dict, List, Optional, Tuple
+
     Target = Any
     Connection = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
     Header = Dict[str, Any]

@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.artifacts.places import ArtifactFolder, Places
 from remote_tool.agent.requests import Request, is_list
@@ -20,7 +19,12 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.artifact_patterns import ArtifactPattern, PatternError, of_job, read_patterns
 from remote_tool.protocol.artifact_search import FoundArtifact, newest_units
 from remote_tool.protocol.limits import MOST_ARTIFACTS
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, is_job_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 _FILES_IN_FRAME = 500
 _JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{32}")

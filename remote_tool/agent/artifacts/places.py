@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.artifact_search import ArtifactSearch
 from remote_tool.protocol.records import SPEC, RecordError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, FrozenSet, List, Optional, Set, Tuple
+
     from remote_tool.agent.requests import Folders
     from remote_tool.protocol.artifact_search import FoundArtifact
 

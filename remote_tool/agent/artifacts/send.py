@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-from typing import Any, Dict, List, Optional
 
 from remote_tool.agent.artifacts.places import Places
 from remote_tool.agent.requests import Request, is_list
 from remote_tool.protocol.sparse_files import read_stored
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 CHUNK = 512 * 1024
 # While the client's part is compared, progress is reported after this many bytes.

@@ -7,7 +7,6 @@ import os
 import stat
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set
 
 from remote_tool.agent.cleaning import clean_all, leftovers
 from remote_tool.agent.cleaning.leftovers import NOT_ALL, item
@@ -19,7 +18,10 @@ from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.protocol.records import SPEC, RecordError, is_job_id
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set
+
     from remote_tool.agent.requests import Folders
 
 # The client waits a minute for an answer, and asks again while there is more.

@@ -6,7 +6,6 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import leftovers
@@ -18,7 +17,10 @@ from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.records import RecordError, is_job_id
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
     from remote_tool.agent.states import HostSnapshot
 
 # The client's timeout is longer.

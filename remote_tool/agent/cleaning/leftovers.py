@@ -6,10 +6,13 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from remote_tool.agent.requests import Folders, Request, is_list
 from remote_tool.protocol import job_folder, removing
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 SUPERVISORS, ENVIRONMENTS, SYNCS, NOTES = "old supervisors", "half-made environments", "partial syncs", "notes"
 PARTIAL = ".remote-tool-partial"

@@ -6,7 +6,6 @@ import errno
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import leftovers, removed_jobs
@@ -14,7 +13,10 @@ from remote_tool.agent.cleaning.removed_jobs import RemovedJob
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.records import SPEC, STARTED, RecordError, is_job_id
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
     from remote_tool.agent.requests import Folders
     from remote_tool.agent.states import HostSnapshot, JobStatus
 

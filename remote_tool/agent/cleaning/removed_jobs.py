@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import RecordError, is_job_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Sequence
 
 FILE = ".removed"
 # Of the newest; a line has at most 120 bytes.

@@ -22,14 +22,17 @@ import os
 import stat
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.frozen import copying, guests, links, locks, moving
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.limits import NEW_COPY
+from remote_tool.protocol.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Tuple
+
     from remote_tool.agent.requests import Folders
 
 CODE, SPARE = "code", "link"

@@ -7,9 +7,13 @@ import fcntl
 import hashlib
 import os
 import stat
-from typing import Callable, Iterable, List, NamedTuple, Optional
 
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Iterable, List, Optional
 
 # ioctl of linux/fs.h: the new file shares the bytes of another until one of them is written.
 _FICLONE = 0x40049409

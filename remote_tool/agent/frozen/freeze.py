@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Optional
-
 from remote_tool.agent.frozen import copies, home
 from remote_tool.agent.requests import Request, is_text
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
+
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.requests import Folders
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, Dict, FrozenSet, List, NamedTuple, Optional
 
 from remote_tool.agent import states
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import SPEC, RecordError, is_job_id
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Dict, FrozenSet, List, Optional
+
     from remote_tool.agent.states import HostSnapshot
 
 FOLDER = "guests"

@@ -12,12 +12,14 @@ import errno
 import fcntl
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, List, Optional, Set
 
 from remote_tool.agent.frozen import copies, copying, guests, locks, moving
 from remote_tool.agent.frozen.way import Homecoming, Way, listed
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, List, Optional, Set
+
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest, ProjectJobs
     from remote_tool.agent.frozen.moving import Copier

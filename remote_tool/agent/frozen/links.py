@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Iterable, Iterator, List, Set, Tuple
 
 from remote_tool.agent.frozen.copying import NEVER_LINKED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterable, Iterator, List, Set, Tuple
 
 _LARGEST_LIST = 512 * 1024 * 1024
 

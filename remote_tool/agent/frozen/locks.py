@@ -6,7 +6,10 @@ import errno
 import fcntl
 import os
 import time
-from typing import Callable, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable, Optional
 
 # In our own folder in the project. A sync locks the first; see ``receive.sh``.
 SYNC = "sync-lock"

@@ -6,12 +6,14 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, List, Tuple, TypeVar
 
 from remote_tool.agent.frozen import copying
 from remote_tool.agent.frozen.links import leads_to
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, List, Tuple, TypeVar
+
     Result = TypeVar("Result")
     # Copies a file with this status to a new name, onto the disk.
     Copier = Callable[[str, str, os.stat_result], None]

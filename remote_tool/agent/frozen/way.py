@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Set, Tuple
 
 from remote_tool.agent.frozen import copies, copying, links, moving
 from remote_tool.agent.frozen.links import leads_to
 from remote_tool.protocol.job_folder import printable
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Sequence, Set, Tuple
+
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.frozen.guests import Guest
     from remote_tool.agent.frozen.moving import Copier

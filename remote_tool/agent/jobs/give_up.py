@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import time
-from typing import TYPE_CHECKING, Any, Dict
 
 from remote_tool.agent.jobs import new_folder
 from remote_tool.agent.proc import processes
@@ -15,7 +14,10 @@ from remote_tool.protocol.job_fields import REQUEST_FIELDS
 from remote_tool.protocol.limits import NEVER_ARRIVED
 from remote_tool.protocol.records import COMMAND_LIMIT, ENDED, SCHEMA, SPEC, RecordError, check_record, is_job_id
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict
+
     from remote_tool.protocol.records import Record
 
 

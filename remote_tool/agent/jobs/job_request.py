@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Activation, Origin
@@ -19,6 +18,7 @@ from remote_tool.protocol import job_folder, limits
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import REQUEST_FIELDS
 from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT, SMALLEST_LOG_LIMIT, LimitError
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import (
     COMMAND_LIMIT,
     SCHEMA,
@@ -30,7 +30,10 @@ from remote_tool.protocol.records import (
 )
 from remote_tool.protocol.terminal import LOGIN_SHELL
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Tuple
+
     from remote_tool.agent.frozen.copies import Copies
     from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict
 
 from remote_tool.agent.requests import Request, is_list
 from remote_tool.protocol import job_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 _PIECE = 512 * 1024
 

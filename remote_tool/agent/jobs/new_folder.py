@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from remote_tool.agent.cleaning import removed_jobs
 from remote_tool.agent.supervisor.records import RESERVED_BYTES
 from remote_tool.protocol import job_folder, setup_script
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import ENDED, ENTRY, SPEC, encode_record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Optional
+
     from remote_tool.agent.supervisor.plan import JobRequest
     from remote_tool.protocol.records import Record
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.jobs.stop import JobStop, StopRequest, take_turns
@@ -21,7 +20,12 @@ from remote_tool.agent.supervisor.missing_folder import supervisors_by_job
 from remote_tool.agent.supervisor.tree import end_members
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import RecordError, is_grace, is_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 _UNKNOWN = "unknown"
 _LOST = "lost"

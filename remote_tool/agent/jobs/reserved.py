@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Optional, Set
-
 from remote_tool.agent.leases.listing import LeaseListing
 from remote_tool.agent.leases.report import ask_gpus
 from remote_tool.agent.leases.standing import describe_leases
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import List, Optional, Set
+
     from remote_tool.agent.supervisor.plan import JobRequest
 
 _VISIBLE = b"CUDA_VISIBLE_DEVICES"

@@ -7,7 +7,6 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Callable, Dict, NoReturn, Optional, Tuple
 
 from remote_tool.agent import activation
 from remote_tool.agent.activation import Activation, Origin
@@ -24,7 +23,10 @@ from remote_tool.agent.supervisor.shell import (
 from remote_tool.agent.supervisor.tree import Tree
 from remote_tool.protocol import job_folder
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Dict, NoReturn, Optional, Tuple
+
     from remote_tool.agent.terminal.shell import ShellEnds
     from remote_tool.agent.wrapper.container import WrappedProcesses
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from remote_tool.agent import states
 from remote_tool.agent.proc.py_spy import Tracer, find_py_spy
@@ -13,7 +12,10 @@ from remote_tool.agent.requests import Request, is_flag, is_list
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import ENTRY, RecordError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
     from remote_tool.agent.proc.processes import Process
 
 _LONGEST_COMMAND = 200

@@ -8,7 +8,6 @@ import resource
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 from remote_tool.agent import activation, states
 from remote_tool.agent.activation import ActivationError
@@ -22,9 +21,13 @@ from remote_tool.agent.supervisor.plan import JobRequest, Plan
 from remote_tool.protocol import job_folder, limits, strict_json
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.framing import HEADER_LIMIT
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, NoReturn, Optional, Tuple
+
     from remote_tool.agent.frozen.copies import Copies
     from remote_tool.protocol.records import Record
 

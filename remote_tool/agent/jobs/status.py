@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import removed_jobs
@@ -15,7 +14,10 @@ from remote_tool.protocol.framing import HEADER_LIMIT
 from remote_tool.protocol.records import RecordError, is_job_id
 from remote_tool.protocol.streams import last_output, stream_sizes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
     from remote_tool.agent.states import HostSnapshot
 
 # The client asks again for jobs beyond this size; space is reserved for the last one.

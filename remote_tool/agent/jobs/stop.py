@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional
 
 from remote_tool.agent import states
 from remote_tool.agent.proc import processes
@@ -15,9 +14,13 @@ from remote_tool.agent.states import CachedScan
 from remote_tool.agent.supervisor.missing_folder import end_supervisors, supervisors_by_job
 from remote_tool.agent.supervisor.tree import deliver, end_members
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import ENDED, ENTRY, STOP, RecordError, is_grace, is_signal
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional
+
     from remote_tool.agent.states import JobStatus
     from remote_tool.agent.wrapper.container import WrappedProcesses
     from remote_tool.protocol.records import Record

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
-
 from remote_tool.agent.requests import is_text
 from remote_tool.protocol import rank_errors
 from remote_tool.protocol.limits import DEFAULT_LOST_AFTER, is_lost_after
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import is_grace, is_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 FAILED, KILLED, LOST = "failed", "killed", "lost"
 # After a failure, nodes need not wait for each other, but a checkpoint may be being written.

@@ -7,7 +7,6 @@ import resource
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Dict, List, Optional, Set, Tuple
 
 from remote_tool.agent.launch.cause import FAILED, KILLED, Cause, Membership, read_cause, silence_of
 from remote_tool.agent.launch.heartbeat import (
@@ -22,6 +21,10 @@ from remote_tool.agent.launch.heartbeat import (
 from remote_tool.agent.launch.wire import PeerClosed, PeerSession, Unreachable
 from remote_tool.protocol import rank_errors
 from remote_tool.protocol.job_folder import allow_open_files
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set, Tuple
 
 _NO_FILES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 # The others have this long to report an earlier cause.

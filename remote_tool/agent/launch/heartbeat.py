@@ -18,11 +18,13 @@ import signal
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, List, Optional, Set, Union
 
 from remote_tool.agent.launch.cause import FAILED, Cause, Membership, find_rank_error
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, List, Optional, Set, Union
+
     from remote_tool.agent.launch.wire import PeerSession
 
 BEAT_SECONDS = 1.0

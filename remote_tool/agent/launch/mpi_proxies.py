@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict
 
 from remote_tool.agent.requests import Request, client_is_gone
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.records import ENDED, RecordError, is_job_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
 
 _WAIT_SECONDS = 30.0
 _LOOK_SECONDS = 0.02

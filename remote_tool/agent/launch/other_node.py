@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Dict, Optional, Set
 
 from remote_tool.agent.launch.cause import Membership, read_cause, silence_of
 from remote_tool.agent.launch.heartbeat import (
@@ -19,6 +18,10 @@ from remote_tool.agent.launch.heartbeat import (
     is_lost,
 )
 from remote_tool.agent.launch.wire import PeerClosed, PeerSession, Unreachable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional, Set
 
 _CONNECT_SECONDS = 2.0
 _RETRY_SECONDS = 0.5

@@ -10,10 +10,13 @@ import errno
 import os
 import sys
 import time
-from typing import Iterator, List, Optional, Set, Tuple
 
 from remote_tool.agent.proc.processes import Process, ProcessSnapshot
 from remote_tool.agent.proc.sockets import TcpSocket, socket_inodes, tcp_sockets
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Optional, Set, Tuple
 
 # Closed connections are seen as well: the kernel keeps them for 60 seconds.
 LOOK_SECONDS = 10.0

@@ -12,7 +12,10 @@ import json
 import os
 import socket
 from contextlib import suppress
-from typing import Any, Dict, List, Optional
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 _LINE_LIMIT = 8192
 _BUFFER_LIMIT = 64 * 1024

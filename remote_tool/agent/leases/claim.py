@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import List, Optional, Set, Tuple
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.listing import (
@@ -27,6 +26,10 @@ from remote_tool.agent.leases.listing import (
     now_stamp,
 )
 from remote_tool.protocol import job_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List, Optional, Set, Tuple
 
 # A lease that took longer to publish is withdrawn; a pipe without a lease is waited for longer than that.
 _PUBLISH_NANOSECONDS = 5 * 10**9

@@ -11,11 +11,14 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
-from typing import Optional, Set, Tuple
 
 from remote_tool.agent.leases.folders import NO_MEANS
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import job_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional, Set, Tuple
 
 TEMPORARY = ".new-"
 # What the kernel adds to the path of a file that has no name any more.

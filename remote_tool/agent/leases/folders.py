@@ -12,7 +12,12 @@ import pwd
 import stat
 import time
 from contextlib import suppress
-from typing import Dict, List, NamedTuple, Optional
+
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Optional
 
 # Set by tests alone: their servers share a machine, but no GPUs.
 BASE_VARIABLE = "REMOTE_TOOL_TEST_LEASES"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 from remote_tool.agent.leases.folders import LeaseError
 from remote_tool.agent.leases.listing import NANOSECONDS
 from remote_tool.agent.machine.gpu_use import Program, parse_process
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, SILENCE, parse_gpu
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set
+
     from remote_tool.agent.machine.gpu_use import ProcessOnGpu
 
 # Memory in MiB that an idle GPU may have in use, and use in percent.

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.protocol import job_folder, limits, strict_json
 from remote_tool.protocol.job_fields import is_count, is_seconds, is_text, is_texts
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import SCHEMA, RecordError, is_job_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 TICKET, HELD, LEASE = ".ticket", ".held", ".lease"
 HIGHEST_PRIORITY = 100

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from contextlib import suppress
-from typing import Any, Dict, NamedTuple, Optional
 
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.job_fields import is_count, is_text
 from remote_tool.protocol.limits import LONGEST_REASON
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import RecordError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional
 
 
 class Queued(NamedTuple):

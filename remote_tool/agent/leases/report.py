@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from remote_tool.agent.leases.folders import LeaseError, find_privacy, name_of
 from remote_tool.agent.leases.foreign import ForeignUse, GpuQuestion, NvidiaSmiAnswer, is_idle, is_one_of
@@ -14,7 +13,10 @@ from remote_tool.agent.machine.gpus import count_gpus
 from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.protocol.job_fields import is_texts
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
+
     from remote_tool.agent.leases.listing import Lease
     from remote_tool.agent.requests import Request
 

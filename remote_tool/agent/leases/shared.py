@@ -12,7 +12,6 @@ import os
 import select
 import time
 from contextlib import suppress
-from typing import FrozenSet, List, NamedTuple, Optional
 
 from remote_tool.agent.leases import fifo
 from remote_tool.agent.leases.folders import LeaseError
@@ -20,8 +19,13 @@ from remote_tool.agent.leases.foreign import GpuQuestion, NvidiaSmiAnswer, Nvidi
 from remote_tool.agent.leases.listing import NANOSECONDS, boot_id, now_stamp
 from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.job_fields import is_count, is_text, is_texts
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.nvidia_smi import SILENCE
 from remote_tool.protocol.records import SCHEMA, RecordError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import FrozenSet, List, Optional
 
 ANSWER, ASKED = "nvidia-smi.answer", "nvidia-smi.asked"
 # The age of an answer that is good enough to keep waiting. Nobody gets GPUs by it.

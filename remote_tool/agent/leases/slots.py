@@ -9,12 +9,15 @@ import os
 import select
 import time
 from itertools import count, islice
-from typing import TYPE_CHECKING, Callable, Iterable, List, NamedTuple, Optional, Tuple
 
 from remote_tool.agent.leases import folders
 from remote_tool.agent.leases.waiter import LEFTOVER_SECONDS, LONG_SECONDS, LeaseRequest, LeaseWaiter
+from remote_tool.protocol.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Iterable, List, Optional, Tuple
+
     from remote_tool.agent.leases.claim import Claim
     from remote_tool.agent.leases.foreign import NvidiaSmiAnswer
     from remote_tool.agent.leases.listing import LeaseListing, Ticket

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
 
 from remote_tool.agent.leases.folders import name_of
 from remote_tool.agent.leases.listing import LeaseListing
 from remote_tool.agent.leases.queued_file import Queued, read_queued
 from remote_tool.agent.proc.processes import find_alive
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Tuple
+
     from remote_tool.agent.leases.listing import Lease, Ticket
     from remote_tool.agent.proc.processes import Process
 

@@ -9,7 +9,6 @@ import os
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.claim import Claim, TakenTicket, remove_lease
@@ -20,8 +19,12 @@ from remote_tool.agent.leases.shared import SharedQuestion
 from remote_tool.agent.leases.standing import describe_leases
 from remote_tool.agent.proc.processes import ProcessSnapshot
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set, Tuple
+
     from remote_tool.agent.leases.listing import Lease
 
 DEFAULT_IDLE_AFTER = 60.0

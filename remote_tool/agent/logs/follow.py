@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, AbstractSet, List, Optional, Sequence
 
 from remote_tool.agent.logs.followed_job import FollowedJob
 from remote_tool.agent.requests import Request, client_is_gone, is_flag, is_list
 from remote_tool.agent.states import CachedScan
 from remote_tool.protocol import job_folder
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import AbstractSet, List, Optional, Sequence
+
     from remote_tool.agent.logs.inotify import FolderChanges
 
 # Polling interval in seconds without inotify.

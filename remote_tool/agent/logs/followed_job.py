@@ -6,17 +6,20 @@ import errno
 import os
 import stat
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from remote_tool.agent import states
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import NO_SUCH_JOB
 from remote_tool.protocol.limits import LONGEST_REASON
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import ENDED, RecordError
 from remote_tool.protocol.sparse_files import read_stored
 from remote_tool.protocol.streams import find_streams, last_output, stream_sizes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+
     from remote_tool.agent.logs.inotify import FolderChanges
     from remote_tool.agent.states import CachedScan, JobStatus
 

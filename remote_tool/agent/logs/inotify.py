@@ -6,7 +6,10 @@ import ctypes
 import errno
 import os
 import struct
-from typing import Dict, Iterator, Optional, Set, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterator, Optional, Set, Tuple
 
 _EVENT = struct.Struct("iIII")
 _MODIFIED, _MOVED_IN, _CREATED = 0x2, 0x80, 0x100

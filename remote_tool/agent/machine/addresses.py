@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Dict, Iterator, List, Tuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterator, List, Tuple
 
 _RTM_GETADDR = 22
 _RTM_NEWADDR = 20

@@ -7,12 +7,16 @@ import pwd
 import signal
 import time
 from contextlib import suppress
-from typing import Any, Dict, List, NamedTuple, Optional
 
 from remote_tool.agent.machine.gpus import count_gpus, count_nvidia
 from remote_tool.agent.proc import processes
 from remote_tool.protocol import nvidia_smi
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.nvidia_smi import ASK_GPUS, ASK_PROCESSES, FORMAT, LONGEST_TEXT, SILENCE, parse_gpu
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional
 
 # Starting nvidia-smi takes up to half a second of a core.
 _PROCESSES_SECONDS = 30.0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
 
 _GPU_DEVICE = re.compile(r"nvidia[0-9]+", re.ASCII)
 _DRIVER = "/proc/driver/nvidia/gpus"

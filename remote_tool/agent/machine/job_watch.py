@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.processes import ProcessSnapshot
@@ -13,7 +12,10 @@ from remote_tool.protocol.rank_errors import find_first_error
 from remote_tool.protocol.records import ENDED, STARTED, RecordError, is_job_id
 from remote_tool.protocol.streams import find_streams, last_output, stream_sizes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+
     from remote_tool.agent.proc.processes import Process
 
 _MOST_TAILS = 64

@@ -8,12 +8,15 @@ import socket
 import statistics
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional
 
 from remote_tool.agent.machine import addresses
 from remote_tool.agent.network import iperf, reachability, tcp_streams
 from remote_tool.agent.requests import Request, client_is_gone, is_flag, is_list, is_text
 from remote_tool.protocol.errors import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
 
 _MOST_SECONDS = 60
 _CONNECT_SECONDS = 5.0

@@ -11,7 +11,6 @@ import stat
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.network.reachability import ephemeral_range
@@ -20,9 +19,13 @@ from remote_tool.agent.requests import Request, is_list, is_text
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import NO_SUCH_JOB, RequestError
 from remote_tool.protocol.framing import FrameReader
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.tunnel import CHUNK, StreamResetError, Tunnel, connect
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Set, Tuple
+
     from remote_tool.protocol.tunnel import Connection
 
 # The client sends something more often than this, unless its laptop is asleep.

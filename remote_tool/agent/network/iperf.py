@@ -6,9 +6,12 @@ import json
 import shutil
 import subprocess
 import time
-from typing import Any, List
 
 from remote_tool.agent.network.tcp_streams import STREAMS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List
 
 _PROGRAM = "iperf3"
 # timeout(1) ends a program even after its parent has died.

@@ -8,11 +8,14 @@ import select
 import socket
 import threading
 import time
-from typing import Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent.machine import addresses
 from remote_tool.agent.requests import Request, client_is_gone, is_list, is_text
 from remote_tool.protocol.errors import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
 
 _LISTEN_SECONDS = 60.0
 _CONNECT_SECONDS = 60

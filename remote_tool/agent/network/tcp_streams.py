@@ -14,7 +14,12 @@ import struct
 import sys
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Sequence
+
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Sequence
 
 # Purpose of a connection, sent by its initiator after the greeting.
 TALK, SEND, TAKE = b"E", b"S", b"R"

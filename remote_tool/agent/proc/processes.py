@@ -12,9 +12,13 @@ import errno
 import os
 import signal
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from remote_tool.protocol.marks import JOB_MARKER, PROJECT_MARKER, SUPERVISOR_MARKER
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 _ENVIRONMENT_LIMIT = 8 * 1024 * 1024
 _STAT_FIELDS = 20

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Dict, NoReturn, Optional
 
 from remote_tool.agent.activation import load_activation
 from remote_tool.agent.proc.processes import send_signal
@@ -21,7 +20,10 @@ from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.records import RecordError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, NoReturn, Optional
+
     from remote_tool.agent.proc.processes import Process
 
 _SECONDS = 10.0

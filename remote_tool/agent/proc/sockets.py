@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Iterator, NamedTuple, Tuple
+
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, Tuple
 
 _ENDED = {errno.ENOENT, errno.ESRCH}
 

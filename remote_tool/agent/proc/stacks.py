@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
 
 from remote_tool.agent.proc.processes import descriptors, find_alive, send_signal
 from remote_tool.protocol import job_folder
+from remote_tool.protocol.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, Iterable, List, Optional
+
     from remote_tool.agent.proc.processes import Process
 
 # All together answer within this time, or not at all: one that cannot run does not answer.

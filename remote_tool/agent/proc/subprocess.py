@@ -7,9 +7,13 @@ import os
 import select
 import signal
 import time
-from typing import Any, List, Mapping, NamedTuple, Tuple
 
 from remote_tool.protocol.job_folder import write_all
+from remote_tool.protocol.named_tuple import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, List, Mapping, Tuple
 
 _OUTPUT_LIMIT = 65536
 # A cold start on a network disk is slow.

@@ -9,12 +9,15 @@ import stat
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Dict, List
 
 from remote_tool.agent.relay.link import CHANGED, COUNT, INDEX, LinkError, RelayLink, dial, read_context
 from remote_tool.agent.requests import Request, is_flag, is_list, is_text
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.errors import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List
 
 _CONNECT_SECONDS = 5.0
 _MOST_ADDRESSES = 64

@@ -9,10 +9,13 @@ import struct
 import threading
 import time
 from contextlib import contextmanager
-from typing import Iterator, List
 
 from remote_tool.agent.requests import Request, is_text
 from remote_tool.protocol.errors import RequestError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List
 
 try:
     import ssl

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, List
 
 from remote_tool.agent.machine import addresses
 from remote_tool.agent.relay.link import CHANGED, COUNT, INDEX, LinkError, RelayLink, read_context
@@ -15,8 +14,10 @@ from remote_tool.agent.requests import Request, client_is_gone, is_text
 from remote_tool.protocol import relay_files
 from remote_tool.protocol.errors import RequestError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
+    from typing import List
 
 _MOST_LINKS = 64
 _IDLE_SECONDS = 1800.0

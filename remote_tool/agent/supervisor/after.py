@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
 
 from remote_tool.agent import states
 from remote_tool.agent.cleaning import removed_jobs
@@ -14,7 +13,10 @@ from remote_tool.agent.proc.processes import find_alive
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import ENDED, STARTED, RecordError, state_of_ended
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Iterable, List, Optional, Tuple
+
     from remote_tool.agent.states import HostSnapshot
 
 _MOST_SHOWN = 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Optional
 
 from remote_tool.agent.launch.cause import Membership, find_rank_error
 from remote_tool.agent.supervisor.shell import decode_status, describe_end
@@ -12,7 +11,10 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import RecordError
 from remote_tool.protocol.setup_script import DONE, FILE, describe_failure
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Optional
+
     from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
 

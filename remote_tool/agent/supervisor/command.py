@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Callable, NoReturn, Optional, Tuple
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.supervisor.shell import restore_signals, run_shell
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.marks import TRACER_VARIABLE
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, NoReturn, Optional, Tuple
+
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan

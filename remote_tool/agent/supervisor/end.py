@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, List, Mapping, Optional
 
 from remote_tool.agent.proc import stacks
 from remote_tool.agent.supervisor.shell import LEFTOVER_GRACE, SETTLE_SECONDS, decode_status, describe_end
@@ -13,7 +12,10 @@ from remote_tool.agent.supervisor.tree import Tree
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.limits import SHELL
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, List, Mapping, Optional
+
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.events import Events
     from remote_tool.agent.supervisor.outcome import JobOutcome

@@ -6,13 +6,15 @@ import os
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional
 
 from remote_tool.agent.supervisor.log_limit import LogLimit
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import STOP, WITHDRAW, RecordError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping, Optional
+
     from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
 

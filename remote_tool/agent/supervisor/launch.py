@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional
 
 from remote_tool.agent.launch import rendezvous
 from remote_tool.agent.launch.cause import FAILED, KILLED, LOST, Cause
 from remote_tool.agent.supervisor.command import NOT_STARTED
 from remote_tool.agent.supervisor.shell import describe_end
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping, Optional
+
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.launch.heartbeat import Watch
     from remote_tool.agent.supervisor.outcome import JobOutcome

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, NamedTuple
 
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.limits import SMALLEST_LOG_LIMIT
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.sparse_files import bytes_on_disk, give_back
 from remote_tool.protocol.streams import find_streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict
 
 # All output of a job together may use at most one part in this many of a disk.
 _DISK_PART = 4

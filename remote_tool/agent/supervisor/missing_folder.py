@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Dict, Iterator, List
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.proc.processes import find_alive, send_signal
@@ -13,7 +12,10 @@ from remote_tool.agent.supervisor.tree import KILL_SECONDS, deliver
 from remote_tool.protocol import job_folder, strict_json
 from remote_tool.protocol.records import SPEC, RecordError, is_job_id
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, Iterator, List
+
     from remote_tool.agent.proc.processes import Process, ProcessSnapshot
 
 # Time for the final record, which may be on a slow disk.

@@ -6,7 +6,6 @@ import os
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, Mapping, NoReturn
 
 from remote_tool.agent.activation import check_user
 from remote_tool.agent.proc.subprocess import open_script
@@ -18,7 +17,10 @@ from remote_tool.protocol.limits import LONGEST_ON_END
 from remote_tool.protocol.records import state_of_ended
 from remote_tool.protocol.streams import last_output
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, Mapping, NoReturn
+
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.protocol.records import Record
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
-
 from remote_tool.agent.supervisor.shell import CommandEnd, decode_status
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, List, Optional, Tuple
+
     from remote_tool.agent.proc.processes import Process
 
 _OOM_KILLS = b"oom_kill "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Tuple
-
 from remote_tool.protocol.limits import DEFAULT_LOG_LIMIT
+from remote_tool.protocol.named_tuple import NamedTuple
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, Optional, Tuple
+
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Membership
     from remote_tool.agent.leases.waiter import LeaseRequest

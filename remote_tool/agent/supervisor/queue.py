@@ -6,7 +6,6 @@ import os
 import select
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Optional, Tuple
 
 from remote_tool.agent.leases import fifo, folders
 from remote_tool.agent.leases.folders import LeaseError
@@ -23,7 +22,10 @@ from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.protocol.marks import GPUS_LINE
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping, Optional, Tuple
+
     from remote_tool.agent.leases.claim import Claim
     from remote_tool.agent.supervisor.events import Events
     from remote_tool.agent.supervisor.outcome import JobOutcome

@@ -6,12 +6,14 @@ import errno
 import os
 import resource
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence
 
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import ENDED, STARTED, encode_record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, Optional, Sequence
+
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan

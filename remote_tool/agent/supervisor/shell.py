@@ -6,9 +6,13 @@ import errno
 import os
 import signal
 from contextlib import suppress
-from typing import Iterator, List, Mapping, NamedTuple, NoReturn, Optional
 
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator, List, Mapping, NoReturn, Optional
 
 # Grace period of processes that a finished command leaves behind.
 LEFTOVER_GRACE = 5.0

@@ -10,7 +10,6 @@ import errno
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Mapping, NoReturn, Optional
 
 from remote_tool.agent.proc import py_spy, subreaper
 from remote_tool.agent.proc.processes import close_descriptors
@@ -25,7 +24,10 @@ from remote_tool.agent.supervisor.records import RecordWriter
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.records import STARTED
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Mapping, NoReturn, Optional
+
     from remote_tool.agent.frozen.copies import Copy
     from remote_tool.agent.launch.cause import Cause
     from remote_tool.agent.proc.processes import Process

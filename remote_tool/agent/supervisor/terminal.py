@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from remote_tool.agent.terminal import device
 from remote_tool.agent.terminal.inside import offer_script
@@ -13,6 +12,7 @@ from remote_tool.agent.terminal.terminal import Terminal
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.terminal import SOCKET
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan

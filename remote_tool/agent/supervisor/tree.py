@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Callable, Iterator, List, Optional
 
 from remote_tool.agent.proc.processes import Process, ProcessSnapshot, find_alive, read_process, send_signal
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Callable, Iterator, List, Optional
+
     from remote_tool.agent.wrapper.container import WrappedProcesses
 
 # SIGKILL is repeated for this long; processes left then cannot be killed.

@@ -8,13 +8,16 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Optional
 
 from remote_tool.agent.requests import Request, is_text
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.records import ENDED, SPEC, RecordError, is_job_id
 from remote_tool.protocol.terminal import NONCE, SOCKET, message, seen_message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Optional
 
 _PIECE = 64 * 1024
 # A job that is about to begin has no socket yet.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from remote_tool.protocol import framing
 from remote_tool.protocol.terminal import BACKLOG_LIMIT, MessageReader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional, Tuple
 
 _PIECE = 64 * 1024
 # A client that takes nothing for this long, while more than the limit waits for it, is dropped.

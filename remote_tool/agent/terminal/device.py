@@ -10,10 +10,14 @@ import signal
 import struct
 import termios
 from contextlib import suppress
-from typing import Dict, NamedTuple, NoReturn, Tuple
 
 from remote_tool.agent.proc.processes import close_descriptors
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.terminal import DEFAULT_WINDOW
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, NoReturn, Tuple
 
 # Erasing a character erases all its bytes; termios has no name for it.
 _IUTF8 = 0o40000

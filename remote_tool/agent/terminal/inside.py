@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import TYPE_CHECKING, List
 
 from remote_tool.protocol.job_folder import write_all
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import List
+
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 
 _ENGINES = {"docker", "podman", "nerdctl"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
-
 from remote_tool.protocol.job_folder import write_all
 from remote_tool.protocol.terminal import ALL_OFF, ScreenModes, without_questions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, Tuple
 
 # Shown to who attaches.
 _HISTORY = 64 * 1024

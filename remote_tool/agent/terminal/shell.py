@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Dict, List, Tuple
 
 from remote_tool.agent.requests import is_flag, is_text
 from remote_tool.agent.terminal import device, inside
@@ -14,7 +13,10 @@ from remote_tool.agent.terminal.terminal import Terminal
 from remote_tool.protocol.setup_script import put_before_attached
 from remote_tool.protocol.terminal import DEFAULT_WINDOW, LOGIN_SHELL
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Dict, List, Tuple
+
     from remote_tool.agent.requests import Request
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from remote_tool.agent.terminal.client import Client
 from remote_tool.agent.terminal.device import resize
@@ -31,7 +30,10 @@ from remote_tool.protocol.terminal import (
     read_window,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
     from remote_tool.agent.terminal.recording import Recording
 
 _PIECE = 64 * 1024

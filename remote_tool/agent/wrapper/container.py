@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, List, Mapping, Optional, Tuple
 
 from remote_tool.agent.proc.subprocess import talk
 from remote_tool.agent.wrapper.wrapper import PODMAN
@@ -12,7 +11,10 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.marks import JOB_MARKER
 from remote_tool.protocol.records import ENTRY, RecordError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import List, Mapping, Optional, Tuple
+
     from remote_tool.agent.proc.processes import Process, ProcessSnapshot
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
 
 from remote_tool.agent import activation
 from remote_tool.agent.machine.gpus import count_nvidia
@@ -18,9 +17,13 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.limits import LONGEST_GPU
 from remote_tool.protocol.marks import GPUS_LINE, JOB_MARKER, PROJECT_MARKER, SERVER_VARIABLE
+from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import is_variable_name
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
+
     from remote_tool.agent.activation import Activation, Origin
     from remote_tool.agent.requests import Folders
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, List
 
 from remote_tool.agent import states
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.marks import ATTEMPT_VARIABLE
 from remote_tool.protocol.setup_script import DONE
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import List
+
     from remote_tool.agent.supervisor.outcome import JobOutcome
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.supervisor.shell import CommandEnd

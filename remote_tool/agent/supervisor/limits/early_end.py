@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remote_tool.agent.machine.gpu_use import Program
 from remote_tool.agent.supervisor.limits.attempts import say
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.nvidia_smi import FORMAT, SILENCE
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
     from remote_tool.agent.supervisor.plan import Plan
     from remote_tool.agent.supervisor.records import RecordWriter
 

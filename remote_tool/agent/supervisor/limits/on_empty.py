@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Optional, Set, Tuple
 
 from remote_tool.agent.activation import check_user
 from remote_tool.agent.proc import processes
@@ -22,7 +21,10 @@ from remote_tool.protocol.job_fields import is_seconds
 from remote_tool.protocol.limits import LONGEST_DURATION
 from remote_tool.protocol.records import is_job_id
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Optional, Set, Tuple
+
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.events import Events
     from remote_tool.agent.supervisor.plan import Plan

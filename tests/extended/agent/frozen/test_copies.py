@@ -261,7 +261,7 @@ def test_a_shared_file_that_was_changed_in_place_is_noticed(
 ) -> None:
     """Between the request and the start of the command, as while a job waits."""
     begun, go = tmp_path / "begun", tmp_path / "go"
-    place = "        if is_first and self._plan.copy is not None and self._has_changed"
+    place = "        if is_first and self._plan.request.copy is not None and self._has_changed"
     wait = f"while not os.path.exists({str(go)!r}): __import__('time').sleep(0.01)"
     held = f"        open({str(begun)!r}, 'w').close()\n        {wait}\n"
     waiting = changed_copy(installed, tmp_path / "waiting", {"agent/supervisor/supervise.py": {place: held + place}})
