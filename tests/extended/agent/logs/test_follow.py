@@ -393,7 +393,7 @@ def test_without_inotify_it_polls(changed_server: PretendServer) -> None:
 
 _DEAF = """
 import os
-class Changes:
+class FolderChanges:
     is_complete = True
     def __init__(self):
         self.descriptor, self._end = os.pipe()
