@@ -71,7 +71,7 @@ _READ = {
 
 # Groups are not compared or shown: making these methods would take a few milliseconds of each command's start.
 @dataclass(frozen=True, eq=False, repr=False)
-class Connection:
+class ConnectionFlags:
     """How a command connects to servers, and what it says about that."""
 
     accept_new_keys: AcceptNewKeys = False

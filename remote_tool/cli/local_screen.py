@@ -243,9 +243,9 @@ class LocalScreen:
         for part in self._escapes.feed(data):
             if isinstance(part, bytes):
                 self._queue.put_nowait(message(INPUT, part))
-            elif part is Key.DETACH:
+            elif part is TypedKey.DETACH:
                 self._detach()
-            elif part is Key.HELP:
+            elif part is TypedKey.HELP:
                 self._remove_notice()
                 streams.write(streams.OUT, self._help.replace("\n", "\r\n").encode())
                 self._last_byte = b"\n"
@@ -270,7 +270,7 @@ class LocalScreen:
             self._queue.put_nowait(message(REDRAW))
 
 
-class Key(Enum):
+class TypedKey(Enum):
     """A request of the user."""
 
     DETACH = "detach"
@@ -278,7 +278,7 @@ class Key(Enum):
     HELP = "help"
 
 
-AFTER_ESCAPE = {ord("."): Key.DETACH, SUSPEND_KEY: Key.SUSPEND, ord("?"): Key.HELP}
+AFTER_ESCAPE = {ord("."): TypedKey.DETACH, SUSPEND_KEY: TypedKey.SUSPEND, ord("?"): TypedKey.HELP}
 
 
 class Escapes:
@@ -293,7 +293,7 @@ class Escapes:
         self._at_line_start = True
         self._after_escape = False
 
-    def feed(self, typed: bytes) -> Iterator[bytes | Key]:
+    def feed(self, typed: bytes) -> Iterator[bytes | TypedKey]:
         """Yield the bytes for the program and our keys, in order."""
         passed = bytearray()
         for byte in typed:
@@ -306,7 +306,7 @@ class Escapes:
         if passed:
             yield bytes(passed)
 
-    def _key(self, byte: int, passed: bytearray) -> Key | None:
+    def _key(self, byte: int, passed: bytearray) -> TypedKey | None:
         """Return the key that a byte completes; None if it is added to the bytes for the program, or held back."""
         if self._after_escape:
             self._after_escape = False
@@ -321,7 +321,7 @@ class Escapes:
             self._after_escape = True
             return None
         if byte == BRACKET and self._bracket:
-            return Key.DETACH
+            return TypedKey.DETACH
         passed.append(byte)
         self._at_line_start = byte in NEW_LINES
         return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from remote_tool.config.document import ConfigNode
-    from remote_tool.config.keys import Project
+    from remote_tool.config.keys import ProjectParts
     from remote_tool.paths import LocalPaths
 
 PATTERN_KEYS = ("glob", "newest")
@@ -43,7 +43,7 @@ class ArtifactLimit:
     job: int = 50 * 1024**3
 
 
-def read_artifact_patterns(place: ConfigNode, _project: Project) -> tuple[ArtifactPattern, ...]:
+def read_artifact_patterns(place: ConfigNode, _project: ProjectParts) -> tuple[ArtifactPattern, ...]:
     items = place.items("a list of globs, such as [checkpoints/*.pt]")
     if len(items) > MOST_PATTERNS:
         place.refuse(f"too many globs: at most {MOST_PATTERNS} are allowed")
@@ -58,7 +58,7 @@ def _artifact(place: ConfigNode) -> ArtifactPattern | None:
     return ArtifactPattern(plain_glob(glob), int(newest) if newest else None) if glob else None
 
 
-def read_artifact_limit(place: ConfigNode, _project: Project) -> ArtifactLimit:
+def read_artifact_limit(place: ConfigNode, _project: ProjectParts) -> ArtifactLimit:
     """Read the limit of each file, or also the limit of all files together, which is never smaller."""
     values = place.entries(LIMIT_KEYS) if place.is_mapping else {"file": place}
     usual = ArtifactLimit()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.document import ConfigNode
-    from remote_tool.config.keys import Project
+    from remote_tool.config.keys import ProjectParts
 
 KEYS = ("from", "to")
 
@@ -39,7 +39,7 @@ class DataSet:
         return DATA_PREFIX + re.sub(r"[^A-Z0-9]", "_", self.name.upper())
 
 
-def read_data_sets(place: ConfigNode, project: Project) -> dict[str, DataSet]:
+def read_data_sets(place: ConfigNode, project: ProjectParts) -> dict[str, DataSet]:
     """Read ``data:``; problems are added to the node."""
     data_sets: dict[str, DataSet] = {}
     variables: dict[str, str] = {}
@@ -59,7 +59,7 @@ def read_data_sets(place: ConfigNode, project: Project) -> dict[str, DataSet]:
     return data_sets
 
 
-def _data_set(name: str, place: ConfigNode, project: Project) -> DataSet | None:
+def _data_set(name: str, place: ConfigNode, project: ProjectParts) -> DataSet | None:
     if not forms.SERVER_NAME.accepts(name):
         place.refuse(f"the name must be {forms.SERVER_NAME.expected}")
         return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from remote_tool.config.document import ConfigNode
-    from remote_tool.config.keys import Project
+    from remote_tool.config.keys import ProjectParts
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -32,7 +32,7 @@ def parse_devices(text: str | None) -> tuple[str, ...]:
     return devices
 
 
-def read_devices(place: ConfigNode, _project: Project) -> tuple[str, ...]:
+def read_devices(place: ConfigNode, _project: ProjectParts) -> tuple[str, ...]:
     """Read ``devices:`` of configs.yaml."""
     found = [each.text(forms.DEVICE) for each in place.items("a list of GPUs, such as [0, 3]")]
     devices = tuple(each for each in found if each)

@@ -10,7 +10,7 @@ from remote_tool.config.readers import text_of
 
 if TYPE_CHECKING:
     from remote_tool.config.document import ConfigNode
-    from remote_tool.config.keys import Project
+    from remote_tool.config.keys import ProjectParts
 
 DEFAULT_ON_EMPTY_AFTER = 600.0
 
@@ -39,12 +39,12 @@ class OnEmpty(OnEnd):
     after: float = DEFAULT_ON_EMPTY_AFTER
 
 
-def read_on_end(place: ConfigNode, _project: Project) -> OnEnd | None:
+def read_on_end(place: ConfigNode, _project: ProjectParts) -> OnEnd | None:
     """Read a command, or a command with the names of its secrets."""
     return _command(place, ("run", "secrets"))
 
 
-def read_on_empty(place: ConfigNode, _project: Project) -> OnEmpty | None:
+def read_on_empty(place: ConfigNode, _project: ProjectParts) -> OnEmpty | None:
     """Read a command, or a command with the names of its secrets and how long to wait."""
     command = _command(place, ("run", "secrets", "after"))
     if command is None:

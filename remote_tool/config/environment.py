@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_tool.config.document import ConfigNode
-    from remote_tool.config.keys import Project
+    from remote_tool.config.keys import ProjectParts
 
 CONDA_FORGE = ("conda-forge",)
 INSTALLER_KEYS = ("url", "file", "sha256")
@@ -52,7 +52,7 @@ class Installer:
     file: Path | None = None
 
 
-def read_installer(place: ConfigNode, project: Project) -> Installer:
+def read_installer(place: ConfigNode, project: ProjectParts) -> Installer:
     values = place.entries(INSTALLER_KEYS)
     if ("url" in values) == ("file" in values) or "sha256" not in values:
         place.refuse("requires sha256, and either url or file")
@@ -98,7 +98,7 @@ class Environment:
 KINDS = tuple(kind for kind in EnvironmentKind if kind is not EnvironmentKind.INSIDE)
 
 
-def read_environment(place: ConfigNode, project: Project) -> Environment:
+def read_environment(place: ConfigNode, project: ProjectParts) -> Environment:
     """Read a kind, or a kind with its settings."""
     if not place.is_mapping:
         kinds = tuple(kind for kind in KINDS if kind is not EnvironmentKind.EXISTING)

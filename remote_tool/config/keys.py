@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from remote_tool.config.document import ConfigNode
 
-    Reader = Callable[[ConfigNode, "Project"], object]
+    Reader = Callable[[ConfigNode, "ProjectParts"], object]
 
 _KEY = "key"
 
 
 @dataclass(frozen=True)
-class Project:
+class ProjectParts:
     """The parts of a project on which values of keys depend.
 
     Attributes:
@@ -82,7 +82,7 @@ def keys_of(kind: type[DataclassInstance]) -> Mapping[str, Key]:
     return {name: found for name, found in declared.items() if isinstance(found, Key)}
 
 
-def read_keys(kind: type[DataclassInstance], values: Mapping[str, ConfigNode], project: Project) -> dict[str, Any]:
+def read_keys(kind: type[DataclassInstance], values: Mapping[str, ConfigNode], project: ProjectParts) -> dict[str, Any]:
     """Return the values of the keys of a dataclass by field; parts of a field are a dictionary by attribute."""
     filled: dict[str, Any] = {}
     for name, declared in keys_of(kind).items():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from remote_tool.config import forms
 from remote_tool.config.artifacts import problem_with_folder
 from remote_tool.config.document import LARGEST_FILE, ConfigNode, Problems, read_document
-from remote_tool.config.keys import Project, keys_of, read_keys
+from remote_tool.config.keys import ProjectParts, keys_of, read_keys
 from remote_tool.config.launch_command import wants_terminal
 from remote_tool.config.model import Config
 from remote_tool.config.servers import Server, read_servers
@@ -91,8 +91,8 @@ def _config(top: ConfigNode, root: Path) -> Config:
     only_of_servers = [key for key in keys_of(Server) if key not in keys]
     values = top.entries(keys, inner=only_of_servers, owner="a server (servers: NAME: ...)")
     name = _name(top, values, root)
-    servers = read_servers(values["servers"], Project(root)) if "servers" in values else {}
-    found = read_keys(Config, values, Project(root, name, tuple(servers)))
+    servers = read_servers(values["servers"], ProjectParts(root)) if "servers" in values else {}
+    found = read_keys(Config, values, ProjectParts(root, name, tuple(servers)))
     local = LocalPaths(root, **found.pop("local", {}))
     remote = RemotePaths(name, **found.pop("remote", {}))
     _check_folders(values, local, remote)

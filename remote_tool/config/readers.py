@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from remote_tool.config.document import ConfigNode
     from remote_tool.config.forms import Validator
-    from remote_tool.config.keys import Project, Reader
+    from remote_tool.config.keys import ProjectParts, Reader
 
 
 def text(form: Validator, convert: Callable[[str], object] = str) -> Reader:
     """Return the reader of a text, or of the value that it stands for."""
 
-    def read(place: ConfigNode, _project: Project) -> object:
+    def read(place: ConfigNode, _project: ProjectParts) -> object:
         found = place.text(form)
         return None if found is None else convert(found)
 
@@ -31,7 +31,7 @@ def text(form: Validator, convert: Callable[[str], object] = str) -> Reader:
 def texts(form: Validator, expected: str, *, or_one: bool = False) -> Reader:
     """Return the reader of a list of texts; with ``or_one``, a single one needs no list."""
 
-    def read(place: ConfigNode, _project: Project) -> tuple[str, ...]:
+    def read(place: ConfigNode, _project: ProjectParts) -> tuple[str, ...]:
         items = [place] if or_one and not place.is_list else place.items(expected)
         return tuple(found for each in items if (found := each.text(form)) is not None)
 
@@ -46,7 +46,7 @@ def choice(kind: type[StrEnum]) -> Reader:
 def local_path(form: Validator = forms.LOCAL_PATH) -> Reader:
     """Return the reader of a local path, absolute; relative ones start at the project."""
 
-    def read(place: ConfigNode, project: Project) -> Path | None:
+    def read(place: ConfigNode, project: ProjectParts) -> Path | None:
         found = place.text(form)
         return None if found is None else project.local_path(found)
 
@@ -70,7 +70,7 @@ def text_of(values: Mapping[str, ConfigNode], key: str, form: Validator) -> str 
     return values[key].text(form) if key in values else None
 
 
-def variables(place: ConfigNode, _project: Project) -> dict[str, str]:
+def variables(place: ConfigNode, _project: ProjectParts) -> dict[str, str]:
     """Read variables by name; an empty value is allowed, a missing one is refused."""
     variables = {}
     for name, found in place.pairs(are_secret=True):
@@ -86,7 +86,7 @@ def variables(place: ConfigNode, _project: Project) -> dict[str, str]:
     return variables
 
 
-def status_patterns(place: ConfigNode, _project: Project) -> dict[str, str]:
+def status_patterns(place: ConfigNode, _project: ProjectParts) -> dict[str, str]:
     """Read regular expressions with one group, by name."""
     patterns = {}
     for name, found in place.pairs():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from remote_tool.config.document import ConfigNode
     from remote_tool.config.forms import Validator
-    from remote_tool.config.keys import Project, Reader
+    from remote_tool.config.keys import ProjectParts, Reader
 
 USUAL_PORT = 22
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})")
@@ -29,7 +29,7 @@ ALL_SERVERS = "all"
 def _literal_words(form: Validator) -> Reader:
     """Return the reader of the words of a command in which no variable is replaced."""
 
-    def read(place: ConfigNode, _project: Project) -> tuple[str, ...]:
+    def read(place: ConfigNode, _project: ProjectParts) -> tuple[str, ...]:
         words = shlex.split(place.text(form) or "")
         # A word with a space may be the script of a shell, which replaces its variables itself.
         found = [match for word in words if " " not in word and (match := _VARIABLE.search(word))]
@@ -170,7 +170,7 @@ class Server:
         return self.launch is not None or self.container is not None
 
 
-def read_servers(place: ConfigNode, project: Project) -> dict[str, Server]:
+def read_servers(place: ConfigNode, project: ProjectParts) -> dict[str, Server]:
     """Read the servers by name; two of them cannot be the same machine."""
     servers: dict[str, Server] = {}
     machines: dict[tuple[str, int, str | None], str] = {}
@@ -187,12 +187,12 @@ def read_servers(place: ConfigNode, project: Project) -> dict[str, Server]:
     return servers
 
 
-def read_default_server(place: ConfigNode, project: Project) -> str | None:
+def read_default_server(place: ConfigNode, project: ProjectParts) -> str | None:
     """Read the name of a server, or ``all``."""
     return place.text(forms.one_of((*project.servers, ALL_SERVERS)))
 
 
-def _server(name: str, place: ConfigNode, project: Project) -> Server | None:
+def _server(name: str, place: ConfigNode, project: ProjectParts) -> Server | None:
     if not place.is_mapping and not place.is_blank:
         place.must_be("a mapping, such as {hostname: 10.0.0.5}")
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
+class RecordedLaunch:
     """The options of a launch; see :class:`~remote_tool.launchers.request.LaunchRequest`.
 
     Attributes:
@@ -44,7 +44,7 @@ def format_options(request: LaunchRequest, servers: Sequence[str], listed: Mappi
     return text if len(text) <= LONGEST_LAUNCH_OPTIONS else ""
 
 
-def read_options(text: str) -> LaunchOptions:
+def read_options(text: str) -> RecordedLaunch:
     """Read the options of a launch.
 
     Raises:
@@ -56,13 +56,13 @@ def read_options(text: str) -> LaunchOptions:
         raise JobError(f"The options of the launch on record cannot be read ({error})") from error
 
 
-def _parse(values: Any) -> LaunchOptions:  # noqa: ANN401 - whatever the record has
+def _parse(values: Any) -> RecordedLaunch:  # noqa: ANN401 - whatever the record has
     found = {name: values[name] for name in _OF_REQUEST}
     wrong = [name for name, is_valid in _OF_REQUEST.items() if not is_valid(found[name])]
     nodes, listed = values["nodes"], values["listed"]
     if wrong or not _is_count(nodes) or not all(map(_is_count_or_none, listed)):
         raise ValueError(", ".join(wrong) or "nodes")
-    return LaunchOptions(nodes, tuple(listed), found)
+    return RecordedLaunch(nodes, tuple(listed), found)
 
 
 def _is_text(value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class LauncherEntry(NamedTuple):
     """A launcher's module and an example.
 
     Attributes:
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
 
 LAUNCHERS = {
-    "torchrun": Entry("torch", "helper-torch-launch --cmd train.py"),
-    "shell": Entry("shell", "helper-launch --cmd ./run_train.sh"),
-    "mpi": Entry("mpi", "helper-mpi-launch --cmd solve.py"),
+    "torchrun": LauncherEntry("torch", "helper-torch-launch --cmd train.py"),
+    "shell": LauncherEntry("shell", "helper-launch --cmd ./run_train.sh"),
+    "mpi": LauncherEntry("mpi", "helper-mpi-launch --cmd solve.py"),
 }

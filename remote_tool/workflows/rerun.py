@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remote_tool.config.model import Config
-    from remote_tool.launchers.launch_options import LaunchOptions
+    from remote_tool.launchers.launch_options import RecordedLaunch
     from remote_tool.workflows.context import Context
 
     Request = StartRequest | LaunchRequest
@@ -233,7 +233,7 @@ def _settings(job: Job, kind: type[Request]) -> dict[str, Any]:
     }
 
 
-def _command(job: Job, options: LaunchOptions | None) -> str:
+def _command(job: Job, options: RecordedLaunch | None) -> str:
     if options is not None:
         return options.command
     if len(job.command) == COMMAND_LIMIT:
@@ -252,7 +252,7 @@ def _earlier(context: Context, job: Job, servers: Sequence[str]) -> tuple[str, .
     return tuple(left)
 
 
-def _options_of(nodes: Sequence[Job]) -> LaunchOptions | None:
+def _options_of(nodes: Sequence[Job]) -> RecordedLaunch | None:
     """Return what a launch was asked for; None for a job without one.
 
     Raises:
@@ -302,7 +302,7 @@ def _devices(config: Config, nodes: Sequence[Job], servers: Sequence[str]) -> tu
     return gpus if are_numbers or [job.server for job in nodes] == list(servers) else ()
 
 
-def _listed_processes(nodes: Sequence[Job], options: LaunchOptions) -> int | None:
+def _listed_processes(nodes: Sequence[Job], options: RecordedLaunch) -> int | None:
     """Return the number of processes that a host list gave every node."""
     counts = set(options.listed)
     if len(counts) > 1:

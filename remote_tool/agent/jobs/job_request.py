@@ -12,7 +12,7 @@ from remote_tool.agent.proc import processes
 from remote_tool.agent.requests import Folders, is_text
 from remote_tool.agent.supervisor.limits.on_empty import read_on_empty
 from remote_tool.agent.supervisor.on_end import read_on_end
-from remote_tool.agent.supervisor.plan import JobRequest
+from remote_tool.agent.supervisor.plan import RequestedJob
 from remote_tool.agent.terminal import device, inside
 from remote_tool.protocol import job_folder, limits
 from remote_tool.protocol.errors import RequestError
@@ -46,7 +46,7 @@ _HOOK = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath
 _SHORTEST_HIDDEN = 8
 
 
-def check_job(job: object, active: Activation, folders: Folders, copies: Optional[Copies] = None) -> JobRequest:
+def check_job(job: object, active: Activation, folders: Folders, copies: Optional[Copies] = None) -> RequestedJob:
     """Validate one job of a start request; RequestError when it cannot be started as requested."""
     if not isinstance(job, dict) or not is_job_id(job.get("id")):
         raise RequestError("The request contains a job without a valid id")
@@ -87,7 +87,9 @@ def check_job(job: object, active: Activation, folders: Folders, copies: Optiona
     ends = _read_ends(job, record)
     queue = _read_queue(job, record)
     environment = begins_in.environment
-    return JobRequest(record, command, environment, membership, log_limit, *wrapped, setup, *ends, queue, copy, hidden)
+    return RequestedJob(
+        record, command, environment, membership, log_limit, *wrapped, setup, *ends, queue, copy, hidden
+    )
 
 
 def _hidden(user: Dict[str, str], spec: Record) -> Tuple[str, ...]:

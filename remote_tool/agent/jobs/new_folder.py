@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-    from remote_tool.agent.supervisor.plan import JobRequest
+    from remote_tool.agent.supervisor.plan import RequestedJob
     from remote_tool.protocol.records import Record
 
 _TEMPORARY = ".starting-"
@@ -37,7 +37,7 @@ class NewFolder(NamedTuple):
     locked: bool
 
 
-def make_folder(jobs: int, job: JobRequest) -> Optional[NewFolder]:
+def make_folder(jobs: int, job: RequestedJob) -> Optional[NewFolder]:
     """Create a job's folder; None when another process has created it.
 
     Args:
@@ -116,7 +116,7 @@ def _lock(reserve: int) -> bool:
     return True
 
 
-def _fill_folder(folder: int, reserve: int, job: JobRequest) -> None:
+def _fill_folder(folder: int, reserve: int, job: RequestedJob) -> None:
     os.posix_fallocate(reserve, 0, RESERVED_BYTES)
     command = job.command
     if job.setup:

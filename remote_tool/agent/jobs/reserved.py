@@ -10,12 +10,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import List, Optional, Set
 
-    from remote_tool.agent.supervisor.plan import JobRequest
+    from remote_tool.agent.supervisor.plan import RequestedJob
 
 _VISIBLE = b"CUDA_VISIBLE_DEVICES"
 
 
-def describe_reserved(jobs: List[JobRequest]) -> str:
+def describe_reserved(jobs: List[RequestedJob]) -> str:
     """Name the users that have reserved GPUs which these jobs may use; empty if nobody has."""
     with LeaseListing() as listing:
         leases = listing.live_leases()
@@ -29,7 +29,7 @@ def describe_reserved(jobs: List[JobRequest]) -> str:
     return describe_leases(leases) if devices else ""
 
 
-def _visible(job: JobRequest) -> Optional[Set[str]]:
+def _visible(job: RequestedJob) -> Optional[Set[str]]:
     """Return the GPUs that a job sees; None for all."""
     if job.spec["gpus"]:
         return {*job.spec["gpus"]}

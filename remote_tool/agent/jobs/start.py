@@ -17,7 +17,7 @@ from remote_tool.agent.jobs.job_request import check_job
 from remote_tool.agent.leases.folders import have_leases
 from remote_tool.agent.requests import Folders, Request, is_flag, is_list
 from remote_tool.agent.supervisor import supervise
-from remote_tool.agent.supervisor.plan import JobRequest, Plan
+from remote_tool.agent.supervisor.plan import Plan, RequestedJob
 from remote_tool.protocol import job_folder, limits, strict_json
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.framing import HEADER_LIMIT
@@ -114,7 +114,7 @@ def start(request: Request) -> None:
         leftovers.remove_old_versions(call.folders.scripts)
 
 
-def _describe_reserved(jobs: List[JobRequest]) -> str:
+def _describe_reserved(jobs: List[RequestedJob]) -> str:
     """Warn when jobs that reserve no GPU may use GPUs that others have reserved."""
     if all(job.spec["gpu_count"] for job in jobs) or not have_leases():
         return ""
@@ -140,7 +140,7 @@ def _has_other_versions(folders: Folders) -> bool:
     return False
 
 
-def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[JobRequest]]:
+def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[RequestedJob]]:
     """Validate the whole request; if refused here, nothing has started."""
     folders = request.folders()
     _bring_home(folders)
@@ -192,7 +192,7 @@ def _open_jobs(folders: Folders) -> int:
     return jobs
 
 
-def _start_all(call: Call, job_requests: List[JobRequest]) -> Tuple[List[Dict[str, Any]], bool]:
+def _start_all(call: Call, job_requests: List[RequestedJob]) -> Tuple[List[Dict[str, Any]], bool]:
     """Start as many jobs at once as the limit of open files allows.
 
     Return their answers, up to a maximum length, and whether any of all jobs is still being started.
@@ -212,14 +212,14 @@ def _start_all(call: Call, job_requests: List[JobRequest]) -> Tuple[List[Dict[st
     return answers, are_starting
 
 
-def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[JobRequest]) -> None:
+def _refuse_half_a_project(jobs: int, folders: Folders, job_requests: List[RequestedJob]) -> None:
     """Refuse new starts after an incomplete sync; jobs that exist already do not depend on it, nor those in copies."""
     here = [job for job in job_requests if job.copy is None]
     if not all(job_folder.exists(jobs, job.spec["id"]) for job in here):
         folders.refuse_half_a_project()
 
 
-def _begin_all(call: Call, job_requests: List[JobRequest]) -> List[PendingStart]:
+def _begin_all(call: Call, job_requests: List[RequestedJob]) -> List[PendingStart]:
     arrivals: Tuple[int, ...] = ()
     if any(job.queue is not None and job.queue.slots for job in job_requests):
         with suppress(OSError):
@@ -231,14 +231,14 @@ def _begin_all(call: Call, job_requests: List[JobRequest]) -> List[PendingStart]
             os.close(descriptor)
 
 
-def _with_arrivals(job: JobRequest, arrivals: Tuple[int, ...]) -> JobRequest:
+def _with_arrivals(job: RequestedJob, arrivals: Tuple[int, ...]) -> RequestedJob:
     """Let a job for a slot know when the others of its request have their places: they begin in their order."""
     if job.queue is None or not job.queue.slots:
         return job
     return job._replace(queue=job.queue._replace(arrivals=arrivals))
 
 
-def _begin(call: Call, job: JobRequest) -> PendingStart:
+def _begin(call: Call, job: RequestedJob) -> PendingStart:
     """Fork the job's supervisor, which also creates its folder: jobs wait for the disk in parallel."""
     try:
         first_message, writer = os.pipe()
@@ -257,7 +257,7 @@ def _begin(call: Call, job: JobRequest) -> PendingStart:
         os.close(writer)
 
 
-def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
+def _become_supervisor(call: Call, job: RequestedJob, writer: int) -> NoReturn:
     """After the fork: create the job's folder and supervise the command."""
     what = f"{call.folders.jobs}/{job.spec['id']}"
     try:
@@ -281,7 +281,7 @@ def _become_supervisor(call: Call, job: JobRequest, writer: int) -> NoReturn:
         os._exit(1)
 
 
-def _plan(call: Call, job: JobRequest) -> Optional[Plan]:
+def _plan(call: Call, job: RequestedJob) -> Optional[Plan]:
     """Create the job's folder and return the supervisor's plan; None when another start has created it."""
     made = new_folder.make_folder(call.jobs, job)
     if made is None:

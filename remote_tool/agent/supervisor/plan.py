@@ -66,7 +66,7 @@ class QueueRequest(NamedTuple):
     arrivals: Tuple[int, ...] = ()
 
 
-class JobRequest(NamedTuple):
+class RequestedJob(NamedTuple):
     """A validated job to start.
 
     Attributes:
@@ -114,7 +114,7 @@ class Plan(NamedTuple):
         script: The script that the shell behind the launch command reads, with these as well.
     """
 
-    request: JobRequest
+    request: RequestedJob
     folder: int
     path: str
     reserve: int

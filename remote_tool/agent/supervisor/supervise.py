@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from remote_tool.agent.launch.cause import Cause
     from remote_tool.agent.proc.processes import Process
     from remote_tool.agent.supervisor.launch import NodeOfLaunch
-    from remote_tool.agent.supervisor.plan import JobRequest, Plan
+    from remote_tool.agent.supervisor.plan import Plan, RequestedJob
     from remote_tool.agent.supervisor.queue import JobQueue
     from remote_tool.agent.supervisor.terminal import JobTerminal
     from remote_tool.protocol.records import Record
@@ -44,7 +44,7 @@ _LONG_TO_COPY = 64 * MEBIBYTE
 _COPY_SECONDS = 5.0
 
 
-def load_for(job: JobRequest) -> None:
+def load_for(job: RequestedJob) -> None:
     """Load the modules that only some supervisors need: an update may remove their files before the job ends."""
     if job.queue is not None:
         from remote_tool.agent.supervisor import queue  # noqa: F401, PLC0415 - few jobs wait

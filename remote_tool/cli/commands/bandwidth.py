@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json
@@ -34,7 +34,7 @@ def bandwidth(
         float, typer.Option("--seconds", metavar="N", help="Measure each direction for N seconds.")
     ] = 2.0,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Measure network bandwidth between each pair of servers, over the addresses that a launch uses."""
     with connection.console("connecting") as console:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool.cli.groups import ChosenJobs, Connection
+from remote_tool.cli.groups import ChosenJobs, ConnectionFlags
 from remote_tool.cli.options import Devices, Servers
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, inform_of_interruption, print_data
@@ -37,7 +37,7 @@ def jupyter(
     port: Port = None,
     no_browser: NoBrowser = False,
     devices: Devices = None,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Open Jupyter Lab of a server in the browser here, in the project's folder and environment there.
 
@@ -84,7 +84,7 @@ def tensorboard(
         typer.Option("--interval", min=1, max=LONGEST_INTERVAL, metavar="SECONDS", help="Fetch new data this often."),
     ] = 10,
     no_browser: NoBrowser = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Run TensorBoard here on the event files of jobs, which are fetched while the jobs run, until Ctrl-C.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, say
@@ -25,7 +25,7 @@ def check(
     *,
     targets: Targets,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Check that servers are ready for training together, and suggest fixes; changes nothing."""
     with connection.console("checking") as console:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import Connection, NamedJobs, Targets
+from remote_tool.cli.groups import ConnectionFlags, NamedJobs, Targets
 from remote_tool.cli.options import AsJson, Yes
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
@@ -49,7 +49,7 @@ def clean(  # noqa: PLR0913 - one parameter per option
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     yes: Yes = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Remove ended jobs and leftovers on servers and here. Lists them and asks first; never removes your outputs."""
     request = CleanRequest(targets.servers, _read_age(older), keep, jobs.names, artifacts=artifacts, all=everything)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, print_data
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.kept_logins import KeptLogin
 
 
-def connections(*, targets: Targets, json: AsJson = False, connection: Connection) -> None:
+def connections(*, targets: Targets, json: AsJson = False, connection: ConnectionFlags) -> None:
     """List the logins that are kept open for later commands (see keep_connections in configs.yaml)."""
     with connection.console() as console:
         kept = targets.find_workspace(console).list_connections(targets.servers)
@@ -28,7 +28,7 @@ def connections(*, targets: Targets, json: AsJson = False, connection: Connectio
         inform("no login is kept")
 
 
-def disconnect(*, targets: Targets, json: AsJson = False, connection: Connection) -> None:
+def disconnect(*, targets: Targets, json: AsJson = False, connection: ConnectionFlags) -> None:
     """Close the logins that are kept open; a command that is using one loses its connection."""
     with connection.console() as console:
         kept = targets.find_workspace(console).disconnect(targets.servers)

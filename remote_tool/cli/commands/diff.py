@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remote_tool.cli.following import show_problems
-from remote_tool.cli.groups import Connection
+from remote_tool.cli.groups import ConnectionFlags
 from remote_tool.cli.options import AsJson, complete
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok
@@ -26,7 +26,7 @@ MOST_LINES = 500
 JobKey = Annotated[str, typer.Argument(metavar="KEY", help="Job by key or id.", autocompletion=complete("job"))]
 
 
-def job_diff(key: JobKey, other: JobKey, *, json: AsJson = False, connection: Connection) -> None:
+def job_diff(key: JobKey, other: JobKey, *, json: AsJson = False, connection: ConnectionFlags) -> None:
     """Compare two jobs: how they were started, how they ended, and the last values in their output."""
     with connection.console("asking servers") as console:
         workspace = console.find_workspace()

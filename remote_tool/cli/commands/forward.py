@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import Connection
+from remote_tool.cli.groups import ConnectionFlags
 from remote_tool.cli.options import AsJson, JobName, Servers
 from remote_tool.cli.output.console import leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import print_json
@@ -25,7 +25,7 @@ def forward(
         bool, typer.Option("--reverse", help="Listen on the servers and connect to this machine, like ssh -R.")
     ] = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Forward ports of this machine to servers until Ctrl-C; reconnect when a connection is lost.
 

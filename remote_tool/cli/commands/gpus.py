@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
@@ -36,7 +36,7 @@ def gpus(
         int | None, typer.Option("--wait", min=1, metavar="N", help="Wait until a server has N free GPUs.")
     ] = None,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Show which GPUs are free, leased by jobs, or used by others, and how many jobs wait for some."""
     with connection.console("asking servers" if wait is None else "waiting for GPUs") as console:

@@ -10,7 +10,7 @@ import typer
 
 import remote_tool
 from remote_tool.cli.following import follow, show_problems
-from remote_tool.cli.groups import ChosenJobs, Connection, NamedJobs
+from remote_tool.cli.groups import ChosenJobs, ConnectionFlags, NamedJobs
 from remote_tool.cli.options import AsJson, Servers, ShowOutput, TagsToFind, complete
 from remote_tool.cli.output.console import inform, leave_unless_ok
 from remote_tool.cli.output.json_output import jobs_document, print_json
@@ -57,7 +57,7 @@ def job_list(  # noqa: PLR0913 - one parameter per option
         bool, typer.Option("--wide", help="Show id and PID too, and all columns in full on a terminal.")
     ] = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """List running jobs with their current state."""
     order = sort or "key"
@@ -102,7 +102,7 @@ def job_tail(  # noqa: PLR0913 - one parameter per option
         ),
     ] = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Show only this rank.")] = None,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Follow the output of jobs until they end; Ctrl-C does not stop the jobs."""
     if follow_too and no_follow:
@@ -120,7 +120,7 @@ def job_wait(
         typer.Option("--timeout", min=0, metavar="SECONDS", help="Give up after this many seconds."),
     ] = None,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Wait for jobs to end, and exit with their status; without a selection, wait for all running jobs."""
     with connection.console("waiting") as console:
@@ -150,7 +150,7 @@ def job_rsync(
         ),
     ] = 0,
     show_output: ShowOutput = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Fetch the logs and artifacts of all jobs."""
     while True:
@@ -170,7 +170,7 @@ def job_note(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The note; '' removes it.")],
     *,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Add a note to a job, for job-list; it is stored here, and stays when the job is removed from its server."""
     with connection.console() as console:

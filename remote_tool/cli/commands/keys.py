@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import print_json, servers_document
@@ -24,7 +24,7 @@ def keys(
         bool, typer.Option("--dry-run", help="Show which servers accept a key, and change nothing.")
     ] = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Set up key-based login: create a key if there is none, add it to the servers, and test it."""
     from remote_tool.workflows.servers.install_keys import KeysRequest  # noqa: PLC0415 - not for --help

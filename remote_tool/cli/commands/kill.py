@@ -12,7 +12,7 @@ import typer
 
 from remote_tool.cli.commands.jobs import show_jobs
 from remote_tool.cli.following import show_problems
-from remote_tool.cli.groups import Connection, NamedJobs, Targets
+from remote_tool.cli.groups import ConnectionFlags, NamedJobs, Targets
 from remote_tool.cli.options import AsJson, TagsToFind, Yes
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
@@ -72,7 +72,7 @@ def job_kill(  # noqa: PLR0913 - one parameter per option
     all_jobs: Annotated[bool, typer.Option("--all", help="Stop all running jobs of job-list; asks first.")] = False,
     yes: Yes = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Stop jobs and all their processes: SIGTERM, then SIGKILL after a grace period. Asks if no job is selected."""
     name, keys = signal_name(signal), _read_keys(jobs.names)
@@ -115,7 +115,7 @@ def signal_name(text: str) -> str:
     raise UsageError(f"--signal {text!r} is not a signal", hint="--signal SIGTERM or --signal SIGKILL")
 
 
-def _show_stacks(connection: Connection, selection: JobSelection) -> None:
+def _show_stacks(connection: ConnectionFlags, selection: JobSelection) -> None:
     """Show the stacks on stderr, and keep them on the servers; an error does not prevent the stop."""
     from remote_tool.cli.tables.stacks import stack_lines  # noqa: PLC0415 - few stops ask for them
 
@@ -138,7 +138,7 @@ def _read_keys(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(key for word in words for key in (word.replace(",", " ").split() or [word]))
 
 
-def _choose_jobs(connection: Connection, *, everything: bool, yes: bool) -> JobSelection:
+def _choose_jobs(connection: ConnectionFlags, *, everything: bool, yes: bool) -> JobSelection:
     """Show the running jobs and ask which to stop; with ``everything`` only to confirm, and with ``yes`` not at all.
 
     Raises:
@@ -221,7 +221,7 @@ def _next_line() -> str | None:
 
 
 def _end_orphans(
-    targets: Targets, connection: Connection, *, signal: str, grace: float | None, yes: bool, json: bool
+    targets: Targets, connection: ConnectionFlags, *, signal: str, grace: float | None, yes: bool, json: bool
 ) -> None:
     """Show orphans, and end them if the user confirms; exit with 1 when some are left."""
     with connection.console("looking for orphans") as console:

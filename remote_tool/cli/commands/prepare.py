@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import Connection, SyncFlags, Targets
+from remote_tool.cli.groups import ConnectionFlags, SyncFlags, Targets
 from remote_tool.cli.options import Adopt, AsJson, Force, Overwrite, Relay, ShowOutput
 from remote_tool.cli.output.console import Console, inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json, servers_document
@@ -31,7 +31,7 @@ def prepare(  # noqa: PLR0913 - one parameter per option
     overwrite: Overwrite = False,
     show_output: ShowOutput = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Prepare servers: install the environment, send the project and install packages; skips what is up to date."""
     with connection.console(CONNECTING, show_output=show_output, only_changes=True) as console:
@@ -41,7 +41,9 @@ def prepare(  # noqa: PLR0913 - one parameter per option
     _show_results(results, console, json=json)
 
 
-def setup(*, targets: Targets, force: Force = False, show_output: ShowOutput = False, connection: Connection) -> None:
+def setup(
+    *, targets: Targets, force: Force = False, show_output: ShowOutput = False, connection: ConnectionFlags
+) -> None:
     """Install the environment on servers; skips what is up to date."""
     with connection.console(CONNECTING, show_output=show_output) as console:
         results = targets.find_workspace(console).setup(targets.servers, force=force, check=False)
@@ -49,7 +51,7 @@ def setup(*, targets: Targets, force: Force = False, show_output: ShowOutput = F
 
 
 def update_packages(
-    *, targets: Targets, force: Force = False, show_output: ShowOutput = False, connection: Connection
+    *, targets: Targets, force: Force = False, show_output: ShowOutput = False, connection: ConnectionFlags
 ) -> None:
     """Install the packages in requirements.txt, Pipfile, pyproject.toml or environment.yml."""
     with connection.console(CONNECTING, show_output=show_output) as console:
@@ -58,7 +60,7 @@ def update_packages(
 
 
 def rsync(
-    *, targets: Targets, flags: SyncFlags, adopt: Adopt = False, json: AsJson = False, connection: Connection
+    *, targets: Targets, flags: SyncFlags, adopt: Adopt = False, json: AsJson = False, connection: ConnectionFlags
 ) -> None:
     """Send changed project files; removes on the server only files that were sent before and no longer exist here."""
     with connection.console(CONNECTING, show_output=flags.show_output) as console:
@@ -75,7 +77,7 @@ def data_sync(
     targets: Targets,
     flags: SyncFlags,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Send data sets in configs.yaml to their folders on servers; never removes files there."""
     with connection.console(CONNECTING, show_output=flags.show_output) as console:

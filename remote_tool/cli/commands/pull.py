@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import ChosenJobs, Connection
+from remote_tool.cli.groups import ChosenJobs, ConnectionFlags
 from remote_tool.cli.options import AsJson, Overwrite
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, job_as_json, print_json
@@ -42,7 +42,7 @@ def job_pull(  # noqa: PLR0913 - one parameter per option
     ] = False,
     overwrite: Overwrite = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Fetch files of running and ended jobs, and print the paths of new ones; without a selection, of all jobs."""
     selection = _select(jobs, to=to, to_all=to_all)

@@ -8,7 +8,7 @@ import typer
 
 import remote_tool
 from remote_tool.cli.following import follow, follow_started
-from remote_tool.cli.groups import Connection, NamedJobs, Shown
+from remote_tool.cli.groups import ConnectionFlags, NamedJobs, Shown
 from remote_tool.cli.options import AsJson, Environment, complete, read_environment
 from remote_tool.cli.output.console import leave_unless_ok
 from remote_tool.cli.starting import select_started, show_started
@@ -41,7 +41,7 @@ def job_rerun(  # noqa: PLR0913 - one parameter per option
         bool, typer.Option("--kept-code", help="Run the code that the server has kept of the job, or start nothing.")
     ] = False,
     shown: Shown,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Start jobs again as they were started; a node of a launch stands for the whole launch.
 
@@ -71,7 +71,7 @@ def job_rerun(  # noqa: PLR0913 - one parameter per option
     leave_unless_ok(answer.exit_code)
 
 
-def job_requeue(*, jobs: NamedJobs, env: Environment = None, json: AsJson = False, connection: Connection) -> None:
+def job_requeue(*, jobs: NamedJobs, env: Environment = None, json: AsJson = False, connection: ConnectionFlags) -> None:
     """Put jobs back into the queue that left it before they began, because of a reboot or a stop.
 
     Variables have their values from --env, from the environment of this command, or from configs.yaml.

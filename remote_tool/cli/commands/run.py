@@ -10,7 +10,7 @@ import typer
 
 import remote_tool
 from remote_tool.cli.following import follow
-from remote_tool.cli.groups import Connection, RunFlags, Shown, Targets
+from remote_tool.cli.groups import ConnectionFlags, RunFlags, Shown, Targets
 from remote_tool.cli.options import (
     AsJson,
     Command,
@@ -44,7 +44,7 @@ def run(  # noqa: PLR0913 - one parameter per option
     workdir: Workdir = None,
     silent: Annotated[bool, typer.Option("--silent", help="Do not show the output.")] = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Run a command in the environment, show its output, and exit with its status."""
     command, variables, gpus = read_command(cmd, words), read_environment(env), parse_devices(devices)
@@ -81,7 +81,7 @@ def job_run(  # noqa: PLR0913 - one parameter per option
         typer.Option("--retry-on", metavar="LIST", help="Retry only after these exit codes and signals: 75,SIGKILL."),
     ] = None,
     shown: Shown,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Start a job on each server and return; the jobs keep running after this command ends."""
     request = start.request(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remote_tool.cli.following import show_problems
-from remote_tool.cli.groups import Connection
+from remote_tool.cli.groups import ConnectionFlags
 from remote_tool.cli.options import AsJson, complete
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import leave_unless_ok
@@ -42,7 +42,7 @@ def job_show(
     key: Annotated[str, typer.Argument(metavar="KEY", help="Job by key or id.", autocompletion=complete("job"))],
     *,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Show everything about one job: folders, command, code, GPUs, times, how it ended, files, and what to do next."""
     with connection.console("asking servers") as console:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.errors import SomeServersFailedError, UsageError
 
@@ -18,7 +18,7 @@ def ssh_config(
         bool, typer.Option("--install", help="Write them into ~/.ssh/remote-tool/, included by ~/.ssh/config.")
     ] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove what --install has written.")] = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Print Host blocks with which ssh, scp, and editors reach each server by its name.
 
@@ -45,7 +45,7 @@ def ssh_config(
         leave_unless_ok(SomeServersFailedError(results.errors, list(results.values)).exit_code)
 
 
-def _remove(connection: Connection) -> None:
+def _remove(connection: ConnectionFlags) -> None:
     from remote_tool.workflows.servers.ssh_config import installed_file  # noqa: PLC0415 - not for --help
 
     with connection.console() as console:

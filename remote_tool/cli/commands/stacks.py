@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import ChosenJobs, Connection
+from remote_tool.cli.groups import ChosenJobs, ConnectionFlags
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json
@@ -29,7 +29,7 @@ def job_stacks(
     ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also show the calls of the launcher.")] = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Show where the Python processes of jobs are; equal stacks are grouped, and the odd rank comes first.
 

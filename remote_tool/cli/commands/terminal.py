@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import remote_tool
-from remote_tool.cli.groups import Connection, NamedJobs, Targets
+from remote_tool.cli.groups import ConnectionFlags, NamedJobs, Targets
 from remote_tool.cli.local_screen import LocalScreen
 from remote_tool.cli.options import (
     Command,
@@ -51,7 +51,7 @@ def shell(  # noqa: PLR0913 - one parameter per option
     env: Environment = None,
     devices: Devices = None,
     workdir: Workdir = None,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Open a shell in the project's folder and environment on a server, or run one program in a terminal there."""
     if keep is not None and not keep.strip():
@@ -77,7 +77,7 @@ def shell(  # noqa: PLR0913 - one parameter per option
     leave_unless_ok(ended.end.exit_code or 0)
 
 
-def job_attach(*, named: NamedJobs, connection: Connection) -> None:
+def job_attach(*, named: NamedJobs, connection: ConnectionFlags) -> None:
     """Attach this terminal to a job that has one, by default the only one; Ctrl-], or ~. after a new line, detaches."""
     if len(named.names) > 1:
         raise UsageError("job-attach takes one job", hint=f"{PROGRAM} job-attach KEY; keys are in {PROGRAM} job-list")

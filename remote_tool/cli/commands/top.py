@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remote_tool.cli.groups import Connection, Targets
+from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.options import AsJson
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
@@ -40,7 +40,7 @@ def top(
         ),
     ] = DEFAULT_INTERVAL,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Watch GPUs, processors, memory and disks of servers, and their jobs.
 
@@ -58,7 +58,7 @@ def top(
     show_screen(targets, connection, interval)
 
 
-def _show_once(targets: Targets, connection: Connection, *, json: bool) -> None:
+def _show_once(targets: Targets, connection: ConnectionFlags, *, json: bool) -> None:
     with connection.console("asking servers") as console:
         workspace = targets.find_workspace(console)
         answer = workspace.take_samples(targets.servers)

@@ -26,7 +26,7 @@ from remote_tool.workflows.selection import JobSelection, choose_servers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from remote_tool.cli.groups import Connection, Targets
+    from remote_tool.cli.groups import ConnectionFlags, Targets
     from remote_tool.jobs.job import Job
     from remote_tool.workflows.events import Event
 
@@ -40,7 +40,7 @@ LEAVE_SCREEN = "\x1b[<u" + "".join(f"\x1b[?{mode}l" for mode in (1000, 1002, 100
 LEAVE_SCREEN += "\x1b[?25h"
 
 
-def show_screen(targets: Targets, connection: Connection, interval: float) -> None:
+def show_screen(targets: Targets, connection: ConnectionFlags, interval: float) -> None:
     """Show the screen until the user leaves it."""
     console = connection.console("connecting")
     workspace = targets.find_workspace(console)

@@ -31,7 +31,7 @@ from remote_tool.workflows.jobs.listing import fetch_artifacts, refresh
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.start.send import Sent, complete, freeze, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
-from remote_tool.workflows.work.records import Standing, fan_out_files
+from remote_tool.workflows.work.records import WorkStanding, fan_out_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -156,7 +156,7 @@ async def resume(
         )
         observer.on_plan(work.plan)
         await _repeat_unconfirmed(context, work)
-        standing = Standing.of(record.shards, record.done, _jobs_of(context, work, servers))
+        standing = WorkStanding.of(record.shards, record.done, _jobs_of(context, work, servers))
         return await _finish(context, work, _recall(work, standing), observer, standing.done)
 
 
@@ -228,7 +228,7 @@ async def _repeat_unconfirmed(context: Context, work: Work) -> None:
     await start_specs(context, specs, again=True)
 
 
-def _recall(work: Work, standing: Standing) -> WorkQueue:
+def _recall(work: Work, standing: WorkStanding) -> WorkQueue:
     """Return the queue: running jobs keep their slots, and missing shards wait."""
 
     def attempt_of(job: Job) -> Attempt:

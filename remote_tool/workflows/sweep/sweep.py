@@ -25,7 +25,7 @@ from remote_tool.workflows.sweep.plan import ServerQueue, SweepJob, SweepPlan, p
 from remote_tool.workflows.sweep.records import SweepRecord, find_sweep, listing, write_sweep
 from remote_tool.workflows.sweep.request import SweepRequest, shared_outputs
 from remote_tool.workflows.sweep.values import NUMBER, SweepSpec, identity_of
-from remote_tool.workflows.work.records import Standing, sweep_files
+from remote_tool.workflows.work.records import WorkStanding, sweep_files
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -96,7 +96,7 @@ async def resume(
         servers = choose_servers(context.config, there)
         failed = await refresh(context, servers)
         jobs = jobs_of(context.registry.load()[0], record)
-        standing = Standing.of(len(request.made), record.done, jobs)
+        standing = WorkStanding.of(len(request.made), record.done, jobs)
         waiting = {job.node_rank or 0: job for job in standing.running}
         usable = [server for server in servers if server not in failed]
         listed, begun = {**record.listed, **context.config.listed}, list(waiting.values())

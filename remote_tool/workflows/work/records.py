@@ -62,7 +62,7 @@ class WorkRecord(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Standing:
+class WorkStanding:
     """How far work has come.
 
     Attributes:
@@ -78,7 +78,7 @@ class Standing:
     missing: Sequence[int]
 
     @classmethod
-    def of(cls, parts: int, recorded: frozenset[int], jobs: Iterable[Job]) -> Standing:
+    def of(cls, parts: int, recorded: frozenset[int], jobs: Iterable[Job]) -> WorkStanding:
         """Return how far work has come by its jobs; the parts in ``recorded`` are done whatever their jobs say."""
         numbers = range(parts)
         own = [(job.node_rank or 0, job) for job in jobs if job.node_rank in numbers]
@@ -175,7 +175,7 @@ class WorkFiles:
             JobError: Its record cannot be read.
         """
         parts, recorded = self._read(launch_id, lambda values: (_count_parts(values), _done(values)))
-        return len(Standing.of(parts, recorded, jobs).done) >= parts
+        return len(WorkStanding.of(parts, recorded, jobs).done) >= parts
 
     def note_done(self, launch_id: str, numbers: Collection[int]) -> None:
         """Record that parts of work are done, so that this is known without the records of their jobs.

@@ -17,7 +17,7 @@ import pytest
 
 from remote_tool.agent.proc import processes
 from remote_tool.agent.supervisor import command
-from remote_tool.agent.supervisor.plan import JobRequest, Plan
+from remote_tool.agent.supervisor.plan import Plan, RequestedJob
 
 from .conftest import PretendServer, wait_for_text, wait_until
 
@@ -293,7 +293,7 @@ def test_a_command_whose_supervisor_dies_at_the_gate_never_runs(tmp_path: Path) 
         (tmp_path / name).touch()
     (tmp_path / "command").write_text(f"touch {tmp_path}/ran")
     environment = {b"PATH": os.fsencode(os.environ["PATH"])}
-    request = JobRequest({"id": "job", "nice": None}, "", environment)
+    request = RequestedJob({"id": "job", "nice": None}, "", environment)
     plan = Plan(request, folder, str(tmp_path), -1, True, str(tmp_path), environment)
     for word, ran in ((b"", False), (b"1", True)):
         gate, errors = os.pipe(), os.pipe()

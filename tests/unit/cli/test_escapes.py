@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from remote_tool.cli.local_screen import Escapes, Key
+from remote_tool.cli.local_screen import Escapes, TypedKey
 from remote_tool.protocol.terminal import ScreenModes, without_questions
 
-DETACH, SUSPEND, HELP = Key.DETACH, Key.SUSPEND, Key.HELP
+DETACH, SUSPEND, HELP = TypedKey.DETACH, TypedKey.SUSPEND, TypedKey.HELP
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ DETACH, SUSPEND, HELP = Key.DETACH, Key.SUSPEND, Key.HELP
         (b"\xc3\xa9\n~.", [b"\xc3\xa9\n", DETACH]),
     ],
 )
-def test_keys_of_ours_come_after_a_new_line(typed: bytes, passed: list[bytes | Key]) -> None:
+def test_keys_of_ours_come_after_a_new_line(typed: bytes, passed: list[bytes | TypedKey]) -> None:
     assert list(Escapes(bracket=True).feed(typed)) == passed
     escapes = Escapes(bracket=True)
     pieces = [found for byte in typed for found in escapes.feed(bytes([byte]))]
@@ -38,8 +38,8 @@ def test_a_plain_shell_keeps_the_bracket() -> None:
     assert list(Escapes(bracket=False).feed(b"a\x1d")) == [b"a\x1d"]
 
 
-def _joined(pieces: list[bytes | Key]) -> list[bytes | Key]:
-    joined: list[bytes | Key] = []
+def _joined(pieces: list[bytes | TypedKey]) -> list[bytes | TypedKey]:
+    joined: list[bytes | TypedKey] = []
     for piece in pieces:
         if isinstance(piece, bytes) and joined and isinstance(last := joined[-1], bytes):
             joined[-1] = last + piece

@@ -12,7 +12,7 @@ from remote_tool.jobs.job import Job, JobState, new_job_id
 from remote_tool.protocol.artifact_patterns import ArtifactPattern
 from remote_tool.workflows.fan_out.records import FanOutRecord, find_record, write_record
 from remote_tool.workflows.sweep.records import SweepRecord, find_sweep, listing, write_sweep
-from remote_tool.workflows.work.records import Standing, fan_out_files, read_field, recorded_fields
+from remote_tool.workflows.work.records import WorkStanding, fan_out_files, read_field, recorded_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,7 @@ def test_a_part_is_started_again_unless_it_is_done_or_running() -> None:
         job(5, JobState.STARTING),
         job(7, JobState.RUNNING),
     ]
-    found = Standing.of(7, frozenset({4}), jobs)
+    found = WorkStanding.of(7, frozenset({4}), jobs)
     assert ([*found.succeeded], [*found.missing]) == ([0], [2, 3, 6])
     assert found.done == {0, 4}
     assert [each.node_rank for each in found.running] == [1, 5]

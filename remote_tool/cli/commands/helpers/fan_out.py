@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remote_tool.cli.following import Output
-from remote_tool.cli.groups import Connection, PlannedOrShown, StartFlags
+from remote_tool.cli.groups import ConnectionFlags, PlannedOrShown, StartFlags
 from remote_tool.cli.options import read_environment
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, show_failures
@@ -84,7 +84,7 @@ def helper_fan_out(
     ] = "",
     start: StartFlags,
     shown: PlannedOrShown,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Split work over every GPU (or slot) of every server, with one job per shard."""
     screen = _Screen(shows_output=shown.follow)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from remote_tool.cli.following import follow_started
-from remote_tool.cli.groups import Connection, LaunchFlags, PlannedOrShown, RendezvousFlags
+from remote_tool.cli.groups import ConnectionFlags, LaunchFlags, PlannedOrShown, RendezvousFlags
 from remote_tool.cli.starting import start_or_plan
 from remote_tool.errors import UsageError
 from remote_tool.launchers.request import LaunchRequest
@@ -40,7 +40,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     ] = 0,
     start: RendezvousFlags,
     shown: PlannedOrShown,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Start torchrun on all servers at once, with the right variables set on each."""
     request = start.request(
@@ -72,7 +72,7 @@ def helper_launch(
     ] = 0,
     start: RendezvousFlags,
     shown: PlannedOrShown,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Start a command once on each server, for programs that start their own processes."""
     if max_restarts and not shown.follow:
@@ -106,7 +106,7 @@ def helper_mpi_launch(
     ] = None,
     start: LaunchFlags,
     shown: PlannedOrShown,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Start mpiexec of MPICH over all servers; they do not need SSH access to each other."""
     request = start.request(
@@ -126,7 +126,7 @@ def helper_mpi_launch(
         follow_started(workspace, request, answer)
 
 
-def _launch(request: LaunchRequest, start: RendezvousFlags, shown: PlannedOrShown, connection: Connection) -> None:
+def _launch(request: LaunchRequest, start: RendezvousFlags, shown: PlannedOrShown, connection: ConnectionFlags) -> None:
     """Start a launch or show its plan; with ``--follow``, show its output until it ends, and exit with its status."""
     workspace, answer = start_or_plan(
         connection.console(STARTING),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remote_tool.cli.groups import Connection, StartFlags
+from remote_tool.cli.groups import ConnectionFlags, StartFlags
 from remote_tool.cli.options import AsJson, PlanOnly, read_environment
 from remote_tool.cli.output import streams
 from remote_tool.cli.output.console import inform, leave_unless_ok, print_data, show_failures
@@ -113,7 +113,7 @@ def helper_sweep(
     start: SweepStart,
     dry_run: PlanOnly = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Queue a job for each combination of parameters, placed over all servers.
 
@@ -213,7 +213,7 @@ def sweep_show(  # noqa: PLR0913 - one parameter per option
     rsync: Annotated[bool, typer.Option("--rsync", help="Fetch the output and artifacts of its jobs first.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     json: AsJson = False,
-    connection: Connection,
+    connection: ConnectionFlags,
 ) -> None:
     """Show the combinations of a sweep with their states and values; without NAME, of the newest sweep."""
     if csv and json:

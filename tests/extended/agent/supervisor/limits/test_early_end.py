@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from remote_tool.agent.supervisor.limits.early_end import IdleGpus
-from remote_tool.agent.supervisor.plan import JobRequest, Plan
+from remote_tool.agent.supervisor.plan import Plan, RequestedJob
 from tests.extended.agent.conftest import PretendServer, changed_copy, wait_until
 from tests.stand_in_gpus import put_nvidia_smi
 
@@ -123,7 +123,7 @@ def watch(folder: Path, clock: Clock, seconds: int, gpus: tuple[str, ...] = (), 
     """Return what a watch with a limit of 100 s says, asked once per second of the clock."""
     (folder / "job.err").touch()
     descriptor = os.open(folder, os.O_RDONLY)
-    request = JobRequest({"id": "id", "gpus": gpus}, "", {}, **of_request)
+    request = RequestedJob({"id": "id", "gpus": gpus}, "", {}, **of_request)
     plan = Plan(request, descriptor, str(folder), -1, True, "/", request.environment)
     idle = IdleGpus(plan, 100.0)
     said = []
