@@ -130,7 +130,9 @@ class LogScreen(ModalScreen[None]):
         self.query_one("#log").focus()
         if self._job.state is JobState.QUEUED:
             self._show(one_line(f"queued: {self._job.reason}"))
-        self._stop = self._actions.log(self._job, lambda text: self.app.call_from_thread(self._show, text))
+        # Another thread finds the app only through the screens above this one, which may just change.
+        app = self.app
+        self._stop = self._actions.log(self._job, lambda text: app.call_from_thread(self._show, text))
 
     def on_unmount(self) -> None:
         """Follow no longer."""
