@@ -78,7 +78,7 @@ def replace_surroundings(patch: pytest.MonkeyPatch, machine: Machine, base: Path
 
     patch.setenv(BASE_VARIABLE, str(base))
     patch.setattr(waiter, "SharedQuestion", Question)
-    patch.setattr(waiter, "Snapshot", Processes)
+    patch.setattr(waiter, "ProcessSnapshot", Processes)
     patch.setattr(foreign, "time", machine)
 
 

@@ -51,7 +51,7 @@ def desk_for(server: TestServer, tmp_path: Path) -> Desk:
 @pytest.fixture
 def server_without_rsync(make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestServer:
     """A server that has rsync nowhere, though this machine may have one in a place of the system's."""
-    monkeypatch.setattr(script, "ENOUGH_PATH", ":")
+    monkeypatch.setattr(script, "SYSTEM_PATH", ":")
     places = [place for place in server_script.PLACES if not place.startswith("/")]
     monkeypatch.setattr(server_script, "PLACES", tuple(places))
     return make_server(SetEnv=f"PATH={tools(tmp_path / 'tools')}")
