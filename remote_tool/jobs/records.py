@@ -1,4 +1,4 @@
-"""Parse a server's answers about jobs; every field is validated before use."""
+"""Read a server's answers about jobs, each field validated, and say how an answer changes a record."""
 
 from __future__ import annotations
 
@@ -237,7 +237,10 @@ def why_missing(job: Job) -> str:
 
 
 def become_unreachable(known: Job, why: str) -> Job:
-    """Return a job with an unreachable server: unchanged, except that it may not be running anymore."""
+    """Return the job as unreachable, with its last known state and the reason; a finished job stays as it is.
+
+    For a server that answered without knowing the job; ``job-list`` marks the jobs of servers that did not answer.
+    """
     if known.state.is_finished:
         return known
     last = known.reason.partition("; ")[0] if known.state is JobState.UNREACHABLE else f"last seen {known.state}"

@@ -1,4 +1,4 @@
-"""Limits of a job.
+"""Limits of a job and of what servers send, and the defaults that both sides know.
 
 The client enforces them before recording or sending, and the server before starting; the same limits apply when
 reading a server's answers, so that every started job can be listed.

@@ -181,7 +181,7 @@ class LaunchMethods(JobMethods):
         return self.plan_launch(request)
 
     def launch(self, request: LaunchRequest, *, env: Mapping[str, str] | None = None, check: bool = True) -> JobsAnswer:
-        """Start one torchrun per server or, with the launcher ``shell``, the command itself."""
+        """Start a launch with the launcher of the request: torchrun, the command itself, or mpiexec."""
         from remote_tool.workflows.launch.launch import launch
 
         request = replace(request, env=env)

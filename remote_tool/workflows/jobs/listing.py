@@ -1,4 +1,4 @@
-"""job-list and job-rsync: ask servers about their jobs, and record the answers."""
+"""job-list and job-rsync: bring the records up to date, fetch output and artifacts, and select jobs."""
 
 from __future__ import annotations
 
@@ -117,6 +117,7 @@ async def refresh(
 
 
 def _mark_unreachable(job: Job, errors: Mapping[str, RemoteToolError]) -> Job:
+    """Show a job of a server that did not answer as unreachable; its record stays as it is."""
     if job.server not in errors or job.state.is_finished or job.state is JobState.UNREACHABLE:
         return job
     age = f", {time.time() - job.seen_at:.0f} s ago" if job.seen_at else ""

@@ -1,4 +1,4 @@
-"""Samples of servers, for ``top``; the types of values in an answer are not trusted."""
+"""Samples of servers for ``top``, and the leases and processes that ``gpus`` reads too; answers are not trusted."""
 
 from __future__ import annotations
 
