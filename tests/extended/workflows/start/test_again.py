@@ -244,7 +244,7 @@ def test_a_launch_is_started_again_as_a_whole_whichever_node_is_named(project: P
     nodes = ended(workspace, workspace.launch(request).jobs)
     (plan,) = workspace.plan_rerun(nodes[1].id, nodes[0].id, env={"A": "2"})
     assert isinstance(plan, LaunchRequest)
-    off = replace(request, env=None, frozen=False, max_duration=0, stop_if_idle=0)
+    off = replace(request, env=None, frozen=False, max_duration=0, stop_if_idle=0, stop_signal="SIGTERM")
     assert plan == replace(off, environment={"A": "2"}, env=None, rerun_of=nodes[0].id, sync=True, workdir="")
     repeats = ended(workspace, workspace.start_requests([replace(plan, sync=False, env=None)]).jobs)
     assert [(job.server, job.node_rank, job.tags, job.rerun_of) for job in repeats] == [
@@ -323,6 +323,7 @@ def test_only_a_job_that_never_began_is_put_back_with_its_settings(project: Path
             gpus=2,
             priority=7,
             backfill=True,
+            stop_signal="SIGTERM",
             workdir="",
             rerun_of=queued.id,
             # What the record does not have was off, whatever is configured now.
@@ -390,7 +391,7 @@ def test_every_setting_of_a_job_is_repeated_or_left_out_on_purpose() -> None:
     of_the_code = {"git_commit", "git_branch", "git_dirty", "copy", "environment_hash", "snapshot"}
     of_a_launcher = {"grace"}
     left_out = by_hand | of_the_start | of_the_code | of_a_launcher | of_a_sweep | of_any_server
-    repeated = {field.name for field in REQUEST_FIELDS} - left_out
+    repeated = {field.option or field.name for field in REQUEST_FIELDS if field.name not in left_out}
     assert repeated == repeated & {field.name for field in fields(StartRequest)}
 
 
