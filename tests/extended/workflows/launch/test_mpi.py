@@ -127,7 +127,10 @@ def test_ranks_begin_in_the_working_folder(trainer: Workspace) -> None:
     assert len(set(lines)) == 2
     # What a rank that failed leaves for its node is found, too.
     answer = trainer.launch_mpi(LaunchRequest("sh -c 'exit 7'", workdir="solver"))
-    assert {job.exit_code for job in trainer.wait_jobs(by_id(answer.jobs)).jobs} == {7}
+    ended = trainer.wait_jobs(by_id(answer.jobs)).jobs
+    assert 7 in {job.exit_code for job in ended}
+    # On a busy machine, the other node is stopped before its own rank has failed.
+    assert all(job.exit_code == 7 or job.stopped_with_launch for job in ended)
 
 
 @pytest.mark.parametrize("words", [["-m", "solver.steps --count 5"], ["--cmd", "-m solver.steps --count 5"]])
