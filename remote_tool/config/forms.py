@@ -253,7 +253,8 @@ RETRIES = Validator(
     f"a whole number from 0 to {MOST_RETRIES}",
     lambda text: re.fullmatch("[0-9]{1,3}", text) is not None and int(text) <= MOST_RETRIES,
 )
-SIGNAL = _like("a signal, such as SIGINT", f"SIG(?:{_SIGNALS})")
+# Python has no name for SIGRTMIN+N, and none for SIGSTKFLT before 3.11: a server would send SIGTERM instead.
+SIGNAL = _like("a signal, such as SIGINT", rf"SIG(?!RTMIN\+|STKFLT)(?:{_SIGNALS})")
 RETRY_ON = _like("an exit code such as 75, or a signal such as SIGKILL", EXIT_CODE_OR_SIGNAL)
 KEPT_LOGINS = Validator("0, or a time such as 10m or 2h", lambda text: text == "0" or bool(read_age(text)))
 PREFIX = Validator("a path on the server, absolute or starting with ~/", _is_prefix)

@@ -79,7 +79,7 @@ def test_a_time_limit_begins_with_the_signal_of_the_job(desk: Desk) -> None:
     assert ran.stdout == "ready\nINT\n"
 
 
-@pytest.mark.parametrize("signal_name", ["INT", "2", "SIGNONE", "sigint", ""])
+@pytest.mark.parametrize("signal_name", ["INT", "2", "SIGNONE", "SIGRTMIN+3", "sigint", ""])
 def test_a_signal_that_does_not_exist_is_refused_before_anything_starts(desk: Desk, signal_name: str) -> None:
     message = desk.refuses("job-run", "--cmd", "true", "--stop-signal", signal_name, status=2)
     assert f"--stop-signal must be a signal, such as SIGINT, found {signal_name!r}" in message
