@@ -35,15 +35,17 @@ def gpus(two_machines: dict[str, TestServer]) -> Iterator[None]:
 @pytest.mark.usefixtures("gpus")
 def test_a_pipe_gets_tables_of_servers_gpus_and_jobs(project: Path) -> None:
     job = start(project, "echo 'step 3/10 loss 0.5'; exec sleep 600")
-    printed = remote_tool("top", "--once", cwd=project)
-    kill(project, job)
+    try:
+        printed = remote_tool("top", "--once", cwd=project)
+    finally:
+        kill(project, job)
     assert printed.returncode == 0, printed.stderr
     servers, gpus, jobs = printed.stdout.split("\n\n")
     assert servers.splitlines()[0].split()[:3] == ["SERVER", "GPUS", "USE"]
     assert servers.splitlines()[1].split()[:4] == ["first", "2", "55", "%"]
     assert servers.splitlines()[2].startswith("second")
     assert gpus.splitlines()[2].endswith("another container")
-    assert [line.split()[0] for line in jobs.splitlines()[1:]] == [str(job.key)]
+    assert str(job.key) in [line.split()[0] for line in jobs.splitlines()[1:]]
 
 
 @pytest.mark.slow
@@ -97,16 +99,19 @@ def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) ->
 
 @pytest.mark.slow
 def test_a_job_is_killed_from_the_screen_after_yes(project: Path) -> None:
-    job = start(project, "exec sleep 600")
-    with Terminal("top", cwd=project) as terminal:
-        terminal.until("1 job running", seconds=60)
-        terminal.type("k")
-        terminal.until("[y/N]", seconds=40)
-        # It may have said so before it knew of the job.
-        shown = terminal.text.count("0 jobs running")
-        terminal.type("y")
-        terminal.until("0 jobs running", times=shown + 1)
-        terminal.type("q")
-        assert terminal.end(seconds=40) == 0
+    job = start(project, "exec sleep 613")
+    try:
+        with Terminal("top", cwd=project) as terminal:
+            terminal.until("sleep 613", seconds=60)
+            # Jobs that another test has started, and that have just ended, may be above it.
+            terminal.type("\x1b[B" * 30)
+            terminal.type("k")
+            terminal.until(f"Stop job {job.key} on first: exec sleep 613? [y/N]", seconds=40)
+            terminal.type("y")
+            terminal.until(f"job {job.key} on first: killed")
+            terminal.type("q")
+            assert terminal.end(seconds=40) == 0
+    finally:
+        kill(project, job)
     (ended,) = Workspace.find(project).select_local(JobSelection(jobs=(job.id,)))
     assert ended.state.value == "killed"
