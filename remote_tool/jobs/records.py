@@ -237,14 +237,25 @@ def why_missing(job: Job) -> str:
 
 
 def become_unreachable(known: Job, why: str) -> Job:
-    """Return the job as unreachable, with its last known state and the reason; a finished job stays as it is.
-
-    For a server that answered without knowing the job; ``job-list`` marks the jobs of servers that did not answer.
-    """
+    """Return a job that its server did not know or could not read, to be recorded; a finished job stays as it is."""
     if known.state.is_finished:
         return known
     last = known.reason.partition("; ")[0] if known.state is JobState.UNREACHABLE else f"last seen {known.state}"
     return replace(known, state=JobState.UNREACHABLE, reason=f"{last}; {why}")
+
+
+def seem_unreachable(known: Job, why: str) -> Job:
+    """Return a job whose server did not answer, to be shown and not recorded: the next answer counts.
+
+    Args:
+        known: The job as recorded.
+        why: What a list of errors beside the jobs does not say; may be empty.
+    """
+    if known.state.is_finished or known.state is JobState.UNREACHABLE:
+        return known
+    age = f", {time.time() - known.seen_at:.0f} s ago" if known.seen_at else ""
+    reason = f"last seen {known.state}{age}" + (f"; {why}" if why else "")
+    return replace(known, state=JobState.UNREACHABLE, reason=reason)
 
 
 _FINISHED = frozenset(state.value for state in JobState if state.is_finished)

@@ -12,15 +12,14 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
-from remote_tool.transport.sync.server_questions import append_words
+from remote_tool.transport.sync.server_script import PARTIAL_FOLDER, append_words
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
     from remote_tool.transport.sync.entries import Entry
     from remote_tool.transport.sync.project.contents import Snapshot
-    from remote_tool.transport.sync.server_questions import Found
+    from remote_tool.transport.sync.server_script import Found
 
 # rsync is fast enough with smaller files.
 LEAST_SIZE = 16 * 1024 * 1024

@@ -17,7 +17,7 @@ from remote_tool.transport.sync import server_script
 from remote_tool.transport.sync import shell as rsync_shell
 from remote_tool.transport.sync.failures import SOME_NOT_SENT, SOME_VANISHED
 from remote_tool.transport.sync.local_rsync import environment, scratch_file
-from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
+from remote_tool.transport.sync.server_script import PARTIAL_FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -19,8 +19,6 @@ from remote_tool.transport.sync import (
     interrupted_files,
     interrupted_sync,
     last_sync,
-    server_finish,
-    server_questions,
     server_script,
     server_state,
 )
@@ -228,7 +226,7 @@ class _Push:
         if self._plan.leftovers.blocking and not self._options.dry_run:
             records = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
             script = server_script.remove_script(self._remote)
-            removed = server_finish.parse_finish(await self._run(script, records, "remove stale files"))[0]
+            removed = server_script.parse_finish(await self._run(script, records, "remove stale files"))[0]
             stay = tuple(name for name in gone if os.fsdecode(name) not in removed)
             self._removed += removed
             self._plan.leftovers = Leftovers(kept=self._plan.leftovers.kept + stay)
@@ -253,8 +251,8 @@ class _Push:
         if not (places := self._plan.partial_files()):
             return
         records = b"".join(b"0 0 %b\0" % place for place in places)
-        question = server_questions.question(server_questions.LOOK, records)
-        found = server_questions.parse_found(await self._ask(bridge, question)) or {}
+        question = server_script.question(server_script.LOOK, records)
+        found = server_script.parse_found(await self._ask(bridge, question)) or {}
         if not await bridge.send_all(interrupted_files.missing_parts(self._snapshot, places, found)):
             self._raise_if_failed(bridge, STREAM_BROKE, await bridge.end(), b"")
 
@@ -324,7 +322,7 @@ class _Push:
         sent = left.sent_list + server_state.stale_records(self._plan.state, self._plan.leftovers.kept)
         stale = server_state.stale_records(self._plan.state, self._plan.leftovers.stale)
         all_sent = not self._plan.changes.refused
-        words = server_finish.commit_words(self._attempt, len(sent), len(stale), all_sent=all_sent)
+        words = server_script.commit_words(self._attempt, len(sent), len(stale), all_sent=all_sent)
         answer = await self._commit(bridge, words, sent, stale)
         if self._options.known is not None:
             last_sync.note(self._options.known, left)
@@ -332,9 +330,9 @@ class _Push:
             interrupted_sync.forget(self._options.begun)
         if held := self._plan.newly_held_back():
             self._warnings.append(_held_back_warning(self._host.name, held))
-        removed, running = server_finish.parse_finish(answer)
+        removed, running = server_script.parse_finish(answer)
         self._removed += removed
-        if (room := server_finish.parse_room(answer)) is not None:
+        if (room := server_script.parse_room(answer)) is not None:
             self._options.on_room(*room)
         if running and (self._sent or self._removed):
             self._warnings.append(_running_warning(running))

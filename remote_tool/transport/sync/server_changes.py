@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.entries import Entry
     from remote_tool.transport.sync.last_sync import Part, Version
     from remote_tool.transport.sync.project.contents import Snapshot
-    from remote_tool.transport.sync.server_questions import Found
+    from remote_tool.transport.sync.server_script import Found
     from remote_tool.transport.sync.server_state import SyncState
 
 # A file of the same size may have the same content and another time; larger files are not read to find out.

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import SyncError
-from remote_tool.transport.sync import interrupted_files, interrupted_sync, server_questions, server_state
+from remote_tool.transport.sync import interrupted_files, interrupted_sync, server_script, server_state
 from remote_tool.transport.sync.local_run import Selection
 from remote_tool.transport.sync.project import workspace
 from remote_tool.transport.sync.relayed import hash_entries
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from remote_tool.transport.sync.last_sync import KnownCopy, Version
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.push_options import PushOptions
-    from remote_tool.transport.sync.server_questions import Found
+    from remote_tool.transport.sync.server_script import Found
 
 Ask = Callable[[bytes], Awaitable[bytes]]
 
@@ -236,9 +236,9 @@ class TransferPlan:
         return [*self._snapshot.entries_named(name for name in self.wanted if name not in known)]
 
     async def _look_there(self, ask: Ask, records: bytes) -> Mapping[bytes, Found]:
-        for kind in (server_questions.LOOK, server_questions.LOOK_SLOWLY):
-            words = server_questions.question(kind, records, of_all=self.wanted is None)
-            found = server_questions.parse_found(await ask(words))
+        for kind in (server_script.LOOK, server_script.LOOK_SLOWLY):
+            words = server_script.question(kind, records, of_all=self.wanted is None)
+            found = server_script.parse_found(await ask(words))
             if found is not None:
                 return found
         raise SyncError(
@@ -252,9 +252,9 @@ class TransferPlan:
         suspects = self.changes.perhaps_the_same(self._snapshot.entries)
         if suspects:
             names = b"".join(entry.name + b"\0" for entry in suspects)
-            answer = await ask(server_questions.question(server_questions.HASH, names))
+            answer = await ask(server_script.question(server_script.HASH, names))
             ours = await asyncio.to_thread(hash_entries, self._snapshot, suspects)
-            theirs = server_questions.parse_hashes(answer)
+            theirs = server_script.parse_hashes(answer)
             self.changes = self.changes.without({name for name, digest in ours.items() if theirs.get(name) == digest})
 
     def lacking_bytes(self) -> int:

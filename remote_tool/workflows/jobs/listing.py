@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_tool.jobs.job import Job, JobState
-from remote_tool.jobs.records import JOB_ID
+from remote_tool.jobs.records import JOB_ID, seem_unreachable
 from remote_tool.workflows.agent_client import NotPreparedError
 from remote_tool.workflows.jobs.log_streams import fetch_logs
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_jobs, choose_servers
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from remote_tool.errors import RemoteToolError
+    from remote_tool.jobs.job import Job
     from remote_tool.workflows.context import Context
 
 
@@ -83,7 +82,7 @@ async def fetch_artifacts(context: Context, jobs: Sequence[Job]) -> dict[str, Re
 def recorded_jobs(context: Context, selection: JobSelection, errors: Mapping[str, RemoteToolError]) -> JobsAnswer:
     """Return the selected jobs as recorded; the state of a job on an unreachable server says so."""
     jobs, bad = load_matching(context, selection)
-    chosen = choose_jobs([_mark_unreachable(job, errors) for job in jobs], selection)
+    chosen = choose_jobs([_shown(job, errors.get(job.server)) for job in jobs], selection)
     return JobsAnswer(tuple(chosen), dict(errors), tuple(bad))
 
 
@@ -116,11 +115,7 @@ async def refresh(
     return found.errors
 
 
-def _mark_unreachable(job: Job, errors: Mapping[str, RemoteToolError]) -> Job:
-    """Show a job of a server that did not answer as unreachable; its record stays as it is."""
-    if job.server not in errors or job.state.is_finished or job.state is JobState.UNREACHABLE:
+def _shown(job: Job, error: RemoteToolError | None) -> Job:
+    if error is None:
         return job
-    age = f", {time.time() - job.seen_at:.0f} s ago" if job.seen_at else ""
-    error = errors[job.server]
-    why = f"; {error}" if isinstance(error, NotPreparedError) else ""
-    return replace(job, state=JobState.UNREACHABLE, reason=f"last seen {job.state}{age}{why}")
+    return seem_unreachable(job, str(error) if isinstance(error, NotPreparedError) else "")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import posixpath
+import random
 import secrets
 import shlex
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.artifacts import wanted_artifacts
-from remote_tool.errors import JobError, UsageError
+from remote_tool.errors import JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import DEFAULT_GRACE, MASTER_TAG, JobSpec, LaunchWatch, new_job_id
 from remote_tool.launchers.command import script_file
 from remote_tool.launchers.job_request import KeptCode
@@ -19,24 +21,30 @@ from remote_tool.launchers.launch_options import format_options
 from remote_tool.launchers.plan import Launcher, LaunchNames
 from remote_tool.paths import current_folder
 from remote_tool.protocol.limits import DEFAULT_LOST_AFTER
+from remote_tool.workflows.agent_client import call_until_answered
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.git_state import GitState
+from remote_tool.workflows.jobs.listing import refresh
 from remote_tool.workflows.jobs.stop import stop_on_servers
-from remote_tool.workflows.launch.first_node import start_first_node_first
-from remote_tool.workflows.launch.gpus import find_gpus, shall_retry
 from remote_tool.workflows.launch.node_facts import ask_facts
 from remote_tool.workflows.launch.rendezvous import find_rendezvous
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
+from remote_tool.workflows.start.free_gpus import ask_free_gpus
 from remote_tool.workflows.start.send import bring_files, complete, freeze, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from remote_tool.jobs.job import Job
-    from remote_tool.launchers.plan import LaunchPlan, NodeFacts
+    from remote_tool.launchers.plan import FirstNode, LaunchPlan, NodeFacts
     from remote_tool.launchers.request import LaunchRequest
     from remote_tool.workflows.context import Context
+
+# Seconds between looks for free GPUs.
+GPU_PAUSE = 5.0
+# In the reason of a node that found them taken.
+NOT_FREE = " free GPU"
 
 
 async def launch(context: Context, request: LaunchRequest, git: GitState | None = None) -> JobsAnswer:
@@ -53,7 +61,7 @@ async def launch(context: Context, request: LaunchRequest, git: GitState | None 
         JobError: The servers are incompatible, or one cannot reach the first; nothing was started.
     """
     answer = await _launch_once(context, request, git)
-    while await shall_retry(context, request, answer):
+    while await _shall_retry(context, request, answer):
         again = replace(request, sync=False, from_job="", code=_kept_code(answer.jobs) or request.code)
         answer = await _launch_once(context, again, git_of(answer.jobs[0]))
     return answer
@@ -80,7 +88,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     if errors := await freeze(context, sent, servers) if frozen else {}:
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
-    if errors := await find_gpus(context, request, servers):
+    if errors := await _find_gpus(context, request, servers):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
@@ -103,7 +111,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
     if launcher.first_node is None:
         started = await start_specs(context, specs)
     else:
-        started = await start_first_node_first(context, launcher.first_node, request, plan, specs)
+        started = await _start_first_node_first(context, launcher.first_node, request, plan, specs)
     return replace(await all_or_none(context, started), warnings=(*sent.warnings, *started.warnings))
 
 
@@ -120,6 +128,82 @@ async def plan_only(context: Context, request: LaunchRequest) -> LaunchPlan:
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     facts.raise_if_any_failed()
     return await make_plan(context, request, list(facts.values.values()), launcher)
+
+
+async def _find_gpus(context: Context, request: LaunchRequest, servers: Sequence[str]) -> Mapping[str, RemoteToolError]:
+    """Return why a launch cannot have its GPUs, by server; with ``wait``, wait until it can.
+
+    This reserves nothing: the servers do, when the launch starts.
+    """
+    last = ""
+    while request.gpus:
+        asked = await ask_free_gpus(context, servers)
+        problems = {server: gpus.problem(request.gpus) for server, gpus in asked.values.items()}
+        errors = {
+            server: JobError(f"{server}: {text}; nothing was started", server=server)
+            for server, text in problems.items()
+            if text
+        }
+        can_never = any(gpus.total < request.gpus for gpus in asked.values.values())
+        if asked.errors or can_never or not errors or not request.wait:
+            return {**errors, **asked.errors}
+        text = "; ".join(f"{server}: {problem}" for server, problem in problems.items() if problem)
+        if text != last:
+            context.report(Notice("", f"the launch waits: {text}"))
+            last = text
+        await _pause_for_gpus()
+    return {}
+
+
+async def _shall_retry(context: Context, request: LaunchRequest, answer: JobsAnswer) -> bool:
+    """Return whether a launch that did not start should be tried again: another job was quicker to take GPUs."""
+    failed = [job for job in answer.jobs if job.state.is_finished and job.started_at is None and job.gpu_count]
+    if not request.wait or not any(NOT_FREE in job.reason for job in failed):
+        return False
+    context.report(Notice("", "another job has taken GPUs of the launch meanwhile; trying again"))
+    await _pause_for_gpus()
+    return True
+
+
+async def _pause_for_gpus() -> None:
+    # Two launches that want the same servers must not meet again.
+    await asyncio.sleep(GPU_PAUSE * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, guards nothing
+
+
+async def _start_first_node_first(
+    context: Context, first_node: FirstNode, request: LaunchRequest, plan: LaunchPlan, specs: Sequence[JobSpec]
+) -> JobsAnswer:
+    """Start the first node, then its proxies on the others; none if they cannot be determined."""
+    first = await start_specs(context, specs[:1])
+    if first.errors or len(specs) == 1:
+        return first
+    try:
+        answer = await _ask_first_node(context, first_node, plan, first.jobs[0])
+        commands = first_node.commands(answer, request, plan, context.config.remote.jobs_name)
+    except RemoteToolError as error:
+        return replace(first, errors={plan.nodes[0].server: error})
+    others = await start_specs(
+        context, [replace(spec, command=commands[rank]) for rank, spec in enumerate(specs[1:], 1)]
+    )
+    return JobsAnswer((*first.jobs, *others.jobs), others.errors, warnings=(*first.warnings, *others.warnings))
+
+
+async def _ask_first_node(context: Context, first_node: FirstNode, plan: LaunchPlan, started: Job) -> Any:  # noqa: ANN401 - of a server, checked by the launcher
+    server, job_id = plan.nodes[0].server, plan.nodes[0].job_id
+    answer = await call_until_answered(
+        context.pool, context.config, server, first_node.operation, {"id": job_id}, within=first_node.seconds
+    )
+    if answer.get(first_node.operation) is not None:
+        return answer[first_node.operation]
+    await refresh(context, [server])
+    # Its record may have become unreadable.
+    job = context.registry.find([job_id]).get(job_id, started)
+    how = f"ended with exit code {job.exit_code}" if job.exit_code is not None else job.reason or "did not start"
+    raise JobError(
+        f"{server}: {first_node.program} {how} before it listed the commands for the other servers",
+        hint=f"remote-tool job-tail {job.key}; {first_node.hint}",
+        server=server,
+    )
 
 
 def _choose_nodes(context: Context, request: LaunchRequest) -> tuple[str, ...]:

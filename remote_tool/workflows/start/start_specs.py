@@ -81,12 +81,12 @@ async def start_specs(context: Context, specs: Sequence[JobSpec], *, again: bool
     for spec in specs:
         by_server[spec.server].append(spec)
 
-    spent = jobs_to_clean(context, list(by_server))
+    removable = jobs_to_clean(context, list(by_server))
 
     warnings: list[tuple[str, str]] = []
 
     async def start(server: str) -> None:
-        warnings.extend(await _start_on(context, server, by_server[server], spent.get(server, ()), again=again))
+        warnings.extend(await _start_on(context, server, by_server[server], removable.get(server, ()), again=again))
 
     results = await on_every(by_server, start)
     current = context.registry.find(jobs)
@@ -109,7 +109,7 @@ def _record_changes(context: Context, specs: Sequence[JobSpec]) -> None:
 
 
 async def _start_on(
-    context: Context, server: str, specs: Sequence[JobSpec], spent: Sequence[str], *, again: bool
+    context: Context, server: str, specs: Sequence[JobSpec], removable: Sequence[str], *, again: bool
 ) -> list[tuple[str, str]]:
     """Start jobs in batches, and record the answers; have the server remove old ones meanwhile. Return warnings.
 
@@ -118,43 +118,43 @@ async def _start_on(
         RemoteToolError: Some have not begun.
     """
     portions = _portions(context, server, specs)
-    all_told, room = _StartResults(), None
+    total, room = _StartResults(), None
     while portions:
         try:
-            told = await _ask_to_start(context, server, portions[0], spent, again=again)
+            results = await _ask_to_start(context, server, portions[0], removable, again=again)
         except RemoteToolError as error:
             if not again:
                 unbegun = portions if _is_known_not_begun(error) else portions[1:]
                 _record_failed(context, {str(each["id"]): str(error) for portion in unbegun for each in portion})
             raise
-        all_told.failed |= told.failed
-        all_told.unknown |= told.unknown
-        all_told.hint = all_told.hint or told.hint
-        all_told.reserved = told.reserved or all_told.reserved
-        room = told.room or room
-        spent = ()
+        total.failed |= results.failed
+        total.unknown |= results.unknown
+        total.hint = total.hint or results.hint
+        total.reserved = results.reserved or total.reserved
+        room = results.room or room
+        removable = ()
         del portions[0]
     await warn_of_low_disk(context, server, room)
-    _raise_problems(server, all_told)
-    if not all_told.reserved:
+    _raise_problems(server, total)
+    if not total.reserved:
         return []
-    text = f"GPUs that these jobs may use are reserved: {all_told.reserved}; --gpus reserves free ones"
+    text = f"GPUs that these jobs may use are reserved: {total.reserved}; --gpus reserves free ones"
     context.report(Notice(server, text))
     return [(server, text)]
 
 
 def _raise_problems(server: str, of: _StartResults) -> None:
     problems = list(dict.fromkeys([*of.failed.values(), *of.unknown.values()]))
-    told = "; ".join(problems[:SHOWN_PROBLEMS])
+    text = "; ".join(problems[:SHOWN_PROBLEMS])
     if len(problems) > SHOWN_PROBLEMS:
-        told += f"; and {len(problems) - SHOWN_PROBLEMS} more"
+        text += f"; and {len(problems) - SHOWN_PROBLEMS} more"
     if of.unknown:
         count = f"{len(of.unknown)} of its jobs have" if len(of.unknown) > 1 else "a job has"
-        message = f"{server}: cannot tell whether {count} started: {told}"
+        message = f"{server}: cannot tell whether {count} started: {text}"
         hint = f"{of.hint}; then remote-tool job-list" if of.hint else "remote-tool job-list"
         raise NoAnswerError(message, server=server, hint=hint)
     if of.failed:
-        raise JobError(f"{server}: {told}", server=server)
+        raise JobError(f"{server}: {text}", server=server)
 
 
 def _portions(context: Context, server: str, specs: Sequence[JobSpec]) -> list[list[dict[str, Any]]]:
@@ -199,7 +199,7 @@ class _StartResults:
 
 
 async def _ask_to_start(
-    context: Context, server: str, requests: Sequence[Mapping[str, Any]], spent: Sequence[str], *, again: bool
+    context: Context, server: str, requests: Sequence[Mapping[str, Any]], removable: Sequence[str], *, again: bool
 ) -> _StartResults:
     """Ask a server to start jobs, and query uncertain ones once by their ids."""
     asked_at = time.time()
@@ -207,7 +207,7 @@ async def _ask_to_start(
     request = {
         "jobs": requests,
         "again": again,
-        "clean": list(spent),
+        "clean": list(removable),
         "older": context.config.keep_jobs.seconds if context.config.keep_jobs else None,
         "min_free": least_free(context.config),
     }
@@ -216,45 +216,45 @@ async def _ask_to_start(
     except JobError as error:
         if _is_known_not_begun(error):
             raise
-        told = _StartResults(unknown=dict.fromkeys(ids, str(error)), hint=error.hint)
+        results = _StartResults(unknown=dict.fromkeys(ids, str(error)), hint=error.hint)
     else:
         warn_of_skew(context, server, answer, asked_at)
         await context.may_write()
-        told = _read_answer(context, server, answer, ids)
-        _record_failed(context, told.failed)
-        record_cleaned(context, server, spent, answer)
-        told.room = read_free_space(answer)
-        told.reserved = str(answer.get("reserved") or "")[:LONGEST_REASON]
-    if told.unknown:
+        results = _read_answer(context, server, answer, ids)
+        _record_failed(context, results.failed)
+        record_cleaned(context, server, removable, answer)
+        results.room = read_free_space(answer)
+        results.reserved = str(answer.get("reserved") or "")[:LONGEST_REASON]
+    if results.unknown:
         with suppress(RemoteToolError):
-            seen = await ask_about_jobs(context, server, ids=list(told.unknown))
-            found = [each.job for job_id, each in seen.jobs.items() if job_id in told.unknown and not each.elsewhere]
+            seen = await ask_about_jobs(context, server, ids=list(results.unknown))
+            found = [each.job for job_id, each in seen.jobs.items() if job_id in results.unknown and not each.elsewhere]
             context.registry.update(found)
             for job in found:
-                del told.unknown[job.id]
-    return told
+                del results.unknown[job.id]
+    return results
 
 
 def _read_answer(context: Context, server: str, answer: Mapping[str, Any], ids: Sequence[str]) -> _StartResults:
     """Record the jobs that have begun, and return the others."""
-    told = _StartResults(unknown=dict.fromkeys(ids, "the server did not say"))
+    results = _StartResults(unknown=dict.fromkeys(ids, "the server did not say"))
     started = []
     entries = answer.get("jobs")
     folder_id = read_folder_id(answer.get("folder_id"))
     for entry in entries if isinstance(entries, list) else []:
         job_id = entry.get("id") if isinstance(entry, dict) else None
         # Entries for unrequested jobs are ignored.
-        if not isinstance(job_id, str) or job_id not in told.unknown:
+        if not isinstance(job_id, str) or job_id not in results.unknown:
             continue
         try:
             started.append(_read_entry(entry, server, folder_id))
-            del told.unknown[job_id]
+            del results.unknown[job_id]
         except JobError as error:
-            told.unknown[job_id] = str(error)
+            results.unknown[job_id] = str(error)
             if entry.get("begun") is False:
-                told.failed[job_id] = told.unknown.pop(job_id)
+                results.failed[job_id] = results.unknown.pop(job_id)
     context.registry.update(started)
-    return told
+    return results
 
 
 def _as_request(spec: JobSpec, created_at: float) -> dict[str, Any]:

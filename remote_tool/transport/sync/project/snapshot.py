@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from remote_tool.errors import SyncError
+from remote_tool.system.programs import run_program
 from remote_tool.transport.sync.blocks import in_ranges
 from remote_tool.transport.sync.entries import ColumnsMaker, change_columns
 from remote_tool.transport.sync.last_sync import Columns, KnownCopy, order
-from remote_tool.transport.sync.local_rsync import find_local_rsync
+from remote_tool.transport.sync.local_rsync import environment, find_local_rsync, scratch_file
 from remote_tool.transport.sync.project import listing
 from remote_tool.transport.sync.project.contents import Difference, Snapshot
 from remote_tool.transport.sync.project.filter_rules import joined, own_rules, users_rules
-from remote_tool.transport.sync.project.found_files import OddRecordError, find_files, key_of, name_of, parse_record
-from remote_tool.transport.sync.project.key_search import find_suspects
+from remote_tool.transport.sync.project.found_files import (
+    END,
+    OddRecordError,
+    find_files,
+    key_of,
+    name_of,
+    parse_record,
+)
 from remote_tool.transport.sync.project.listing import Kept, Listing
 from remote_tool.transport.sync.project.look import NOT_REGULAR, Look
 from remote_tool.transport.sync.project.selection import LISTING_SECONDS, Selection, select
-from remote_tool.transport.sync.secrets import PRIVATE_KEY, Looked, identities
+from remote_tool.transport.sync.secrets import PRIVATE_KEY, WORDS, Looked, identities, may_be_key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from remote_tool.transport.sync.blocks import Blocks
@@ -33,6 +42,10 @@ if TYPE_CHECKING:
 MOST_ASKED = 200
 # With at least this many files, grep searches them for keys.
 WORTH_A_SEARCH = 500
+# Also in UTF-16, which has a NUL between letters.
+_WORDS = "|".join([word.decode() for word in WORDS] + [".".join(word.decode()) for word in WORDS])
+_SEARCH = 'cd -- "$1" && exec xargs -0 grep -lZaE -e "$2" --'
+_SEARCH_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -178,7 +191,7 @@ class _Run:
         looked = self._look.looked
         looked.searched = selection.count >= WORTH_A_SEARCH and await asyncio.to_thread(lambda: looked.is_empty)
         judging = asyncio.create_task(asyncio.to_thread(self._judge_each, selection, found))
-        suspects = await find_suspects(self._root, found) if looked.searched else []
+        suspects = await _find_suspects(self._root, found) if looked.searched else []
         columns, newer = await judging
         looked.searched = False
         keys = await asyncio.to_thread(self._find_keys, suspects)
@@ -213,3 +226,41 @@ class _Run:
         if key_of(record).endswith(b"\0d"):
             return self._look.changed_since(name_of(record), self._began)
         return parse_record(record).st_ctime_ns >= self._began
+
+
+async def _find_suspects(root: Path, found: Blocks) -> list[bytes]:
+    """Search files with grep for the words that every private key has; return the records of those that may hold one.
+
+    If the search fails, they are all files of the size of a key.
+    """
+    with tempfile.NamedTemporaryFile() as proof, scratch_file() as names:
+        # Proves that this grep finds the words in UTF-16, and so between NULs.
+        proof.write("PRIVATE KEY".encode("utf-16"))
+        proof.flush()
+        await asyncio.to_thread(_write_names, names, found)
+        names.write(os.fsencode(proof.name) + b"\0")
+        names.seek(0)
+        try:
+            script = ("sh", "-c", _SEARCH, "sh", str(root), _WORDS)
+            answer = await run_program(*script, seconds=_SEARCH_SECONDS, env=environment(), stdin=names)
+        except (OSError, TimeoutError):
+            return [*_candidates(found)]
+        hits = set(answer.output.split(b"\0")) - {b""}
+        if os.fsencode(proof.name) not in hits:
+            return [*_candidates(found)]
+    # Most projects have no other hit, and need not be searched for its record.
+    return [record for record in _candidates(found) if name_of(record) in hits] if len(hits) > 1 else []
+
+
+def _write_names(file: IO[bytes], found: Blocks) -> None:
+    """Write the names of files that may hold a key, each ended by NUL."""
+    file.writelines(name_of(record) + b"\0" for record in _candidates(found))
+
+
+def _candidates(found: Blocks) -> Iterator[bytes]:
+    """Yield the records of regular files that have the size of a key."""
+    for block in found:
+        for record in block.split(END)[:-1]:
+            is_regular = record.partition(b"\0")[2].startswith(b"f")
+            if is_regular and may_be_key(int(record.rpartition(b" ")[2])):
+                yield record

@@ -9,7 +9,7 @@ import pytest
 
 from remote_tool.errors import SyncError
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.sync import server_questions
+from remote_tool.transport.sync import server_script
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 from tests.extended.configuration import make_configuration
@@ -298,13 +298,13 @@ async def test_a_file_that_changes_during_a_sync_causes_no_conflict_later(
     """The server gets a version that neither its list nor the next look here knows."""
     await desk.sync()
     log = put(desk.project / "run.log", "1\n", EARLY)
-    original = server_questions.question
+    original = server_script.question
 
     def question(kind: str, records: bytes, *, of_all: bool = False) -> bytes:
         put(log, "1\n2\n", EARLY + 1)
         return original(kind, records, of_all=of_all)
 
-    monkeypatch.setattr(server_questions, "question", question)
+    monkeypatch.setattr(server_script, "question", question)
     assert (await desk.sync()).sent == ("run.log",)
     monkeypatch.undo()
     assert (desk.copy / "run.log").read_text() == "1\n2\n"
@@ -366,13 +366,13 @@ async def test_nothing_is_asked_where_nothing_can_be_in_the_way(
 ) -> None:
     desk.write("b.py")
     questions: list[str] = []
-    original: Callable[..., bytes] = server_questions.question
+    original: Callable[..., bytes] = server_script.question
 
     def question(kind: str, records: bytes, *, of_all: bool = False) -> bytes:
         questions.append(kind)
         return original(kind, records, of_all=of_all)
 
-    monkeypatch.setattr(server_questions, "question", question)
+    monkeypatch.setattr(server_script, "question", question)
     await desk.sync()
     if change == "edit":
         desk.write("b.py", "edited\n")
@@ -382,4 +382,4 @@ async def test_nothing_is_asked_where_nothing_can_be_in_the_way(
     assert questions == []
     desk.write("c.py")
     await desk.sync()
-    assert questions == [server_questions.LOOK]
+    assert questions == [server_script.LOOK]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from remote_tool.paths import RemotePaths
-from remote_tool.transport.sync import server_finish, server_questions, server_state
+from remote_tool.transport.sync import server_script, server_state
 from remote_tool.transport.sync.last_sync import Columns, KnownCopy
 from remote_tool.transport.sync.server_script import (
     finish_script,
@@ -89,14 +89,14 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
 
 def question(kind: str) -> bytes:
     names = [name.encode() for name in NAMES]
-    records = b"".join(b"0 0 %b\0" % name if kind != server_questions.HASH else name + b"\0" for name in names)
-    return server_questions.question(kind, records)
+    records = b"".join(b"0 0 %b\0" % name if kind != server_script.HASH else name + b"\0" for name in names)
+    return server_script.question(kind, records)
 
 
 def test_files_are_looked_up_with_and_without_the_tools_of_gnu(server: Server) -> None:
-    kinds = (server_questions.LOOK, server_questions.LOOK_SLOWLY)
+    kinds = (server_script.LOOK, server_script.LOOK_SLOWLY)
     for answer in server.answers(*map(question, kinds), receive_words([]), dry_run=True)[1:3]:
-        found = server_questions.parse_found(answer)
+        found = server_script.parse_found(answer)
         assert found is not None
         assert {name: (each.size, each.modified) for name, each in found.items()} == {
             name.encode(): (len(name), TIME) for name in NAMES
@@ -104,13 +104,13 @@ def test_files_are_looked_up_with_and_without_the_tools_of_gnu(server: Server) -
 
 
 def test_contents_are_hashed(server: Server) -> None:
-    answer = server.answers(question(server_questions.HASH), receive_words([]), dry_run=True)[1]
+    answer = server.answers(question(server_script.HASH), receive_words([]), dry_run=True)[1]
     hashes = {name.encode(): hashlib.sha256(name.encode()).hexdigest() for name in NAMES}
-    assert server_questions.parse_hashes(answer) == hashes
+    assert server_script.parse_hashes(answer) == hashes
 
 
 def test_data_is_appended_to_files_that_exist(server: Server) -> None:
-    words = (server_questions.append_words(name, b"more\n") for name in (b"-", b"sub/deep.py", b"not there"))
+    words = (server_script.append_words(name, b"more\n") for name in (b"-", b"sub/deep.py", b"not there"))
     server.answers(*words, receive_words([]), dry_run=True)
     assert [(server.project / name).read_text() for name in ("-", "sub/deep.py")] == ["-more\n", "sub/deep.pymore\n"]
     assert not (server.project / "not there").exists()
@@ -118,9 +118,9 @@ def test_data_is_appended_to_files_that_exist(server: Server) -> None:
 
 def test_a_sync_that_sends_nothing_is_recorded(server: Server) -> None:
     sent = b"4 %d a.py\0" % TIME
-    commit = server_finish.commit_words(ATTEMPT, len(sent), 0, all_sent=True)
+    commit = server_script.commit_words(ATTEMPT, len(sent), 0, all_sent=True)
     *_, end = server.answers(receive_words([]), commit + sent)
-    assert server_finish.parse_room(end) is not None
+    assert server_script.parse_room(end) is not None
     assert (server.scripts / "sent").read_bytes() == sent
     assert (server.scripts / "sync").read_text() == f"complete {ATTEMPT.snapshot_id}\n"
     assert ATTEMPT.owner in (server.scripts / "sync-owner").read_text()
@@ -163,10 +163,10 @@ def test_nothing_is_locked_or_written_before_the_snapshot_is_known(server: Serve
 def test_stale_files_go_unless_they_have_changed(server: Server) -> None:
     (server.scripts / "sync").write_text(f"incomplete {ATTEMPT.snapshot_id} {ATTEMPT.mark}\n")
     (server.project / "a.py").write_text("changed")
-    commit = server_finish.commit_words(ATTEMPT, 0, len(server.sent), all_sent=True)
+    commit = server_script.commit_words(ATTEMPT, 0, len(server.sent), all_sent=True)
     done = server.run(finish_script(server.remote, ATTEMPT), commit + server.sent)
     assert (done.returncode, done.stderr) == (0, b"")
-    removed, _ = server_finish.parse_finish(done.stdout)
+    removed, _ = server_script.parse_finish(done.stdout)
     assert sorted(removed) == sorted(set(NAMES) - {"a.py"})
     assert (server.scripts / "sync").read_text() == f"complete {ATTEMPT.snapshot_id}\n"
     again = server.run(remove_script(server.remote), server.sent)

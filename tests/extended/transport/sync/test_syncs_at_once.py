@@ -16,7 +16,7 @@ from remote_tool.paths import RemotePaths
 from remote_tool.protocol.records import encode_record
 from remote_tool.transport.pool import HostPool
 from remote_tool.transport.sync import push as push_module
-from remote_tool.transport.sync import server_finish, server_script
+from remote_tool.transport.sync import server_script
 from remote_tool.transport.sync.project.snapshot import take_snapshot
 from remote_tool.transport.sync.push import PushResult, push
 from remote_tool.transport.sync.push_options import PushOptions
@@ -111,13 +111,13 @@ async def test_a_sync_that_was_overtaken_does_not_say_that_the_copy_is_whole(
     """Where the server has no flock nobody waits."""
     await send(laptops[0])
     state = laptops[0].copy / ".remote-scripts" / "sync"
-    original = server_finish.commit_words
+    original = server_script.commit_words
 
     def overtaken(attempt: Attempt, sent_size: int, stale_size: int, *, all_sent: bool) -> bytes:
         state.write_text("incomplete other mark\n")
         return original(attempt, sent_size, stale_size, all_sent=all_sent)
 
-    monkeypatch.setattr(server_finish, "commit_words", overtaken)
+    monkeypatch.setattr(server_script, "commit_words", overtaken)
     with pytest.raises(SyncError, match="has started another sync here"):
         await send(laptops[1])
     assert state.read_text() == "incomplete other mark\n"
@@ -238,7 +238,7 @@ def test_running_jobs_are_told_apart_from_lost_ones_with_few_processes(tmp_path:
         fcntl.flock(other, fcntl.LOCK_EX)
         script = ["sh", "-c", server_script.running_script(remote)]
         done = subprocess.run(script, env=environment, check=True, capture_output=True)
-    assert server_finish.parse_finish(done.stdout) == ([], ids[-1:])
+    assert server_script.parse_finish(done.stdout) == ([], ids[-1:])
     assert done.stderr == b""
     assert len(calls.read_text().splitlines() if calls.exists() else []) <= 16
 

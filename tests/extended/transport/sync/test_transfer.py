@@ -24,7 +24,7 @@ from remote_tool.errors import ConnectionLostError, SyncError
 from remote_tool.paths import LocalPaths, RemotePaths
 from remote_tool.transport.host import MEBIBYTE, Exit
 from remote_tool.transport.pool import HostPool
-from remote_tool.transport.sync import local_rsync, server_finish, server_script
+from remote_tool.transport.sync import local_rsync, server_script
 from remote_tool.transport.sync.failures import CAUSES, Ending
 from remote_tool.transport.sync.project import snapshot
 from remote_tool.transport.sync.project.snapshot import SelectionRules, take_snapshot
@@ -32,7 +32,7 @@ from remote_tool.transport.sync.project.workspace import own_workspace
 from remote_tool.transport.sync.push import push
 from remote_tool.transport.sync.push_options import PushOptions
 from remote_tool.transport.sync.relayed import Relayed
-from remote_tool.transport.sync.server_finish import PARTIAL_FOLDER
+from remote_tool.transport.sync.server_script import PARTIAL_FOLDER
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.project import selection_rules
 from remote_tool.workflows.sync.sync import sync
@@ -806,7 +806,7 @@ async def test_an_edit_that_looks_like_what_a_failed_sync_sent_is_sent(
     file, second = desk.write("new.py", "one\n"), int(time.time()) + 3600
     os.utime(file, ns=(0, second * 10**9 + 1))
     with monkeypatch.context() as patch:
-        patch.setattr(server_finish, "commit_words", lambda *_sizes, **_flags: b"")
+        patch.setattr(server_script, "commit_words", lambda *_sizes, **_flags: b"")
         assert "could not be completed" in str((await desk.results()).errors["first"])
     assert (desk.copy / "new.py").read_text() == "one\n"
     file.write_text("two\n")

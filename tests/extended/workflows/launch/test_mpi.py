@@ -13,7 +13,7 @@ from remote_tool import JobState, Workspace
 from remote_tool.errors import ConnectionLostError, JobError
 from remote_tool.launchers.request import LaunchRequest
 from remote_tool.workflows.jobs.failures import first_failure
-from remote_tool.workflows.launch import first_node, launch
+from remote_tool.workflows.launch import launch
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from tests.processes import processes_of
@@ -206,7 +206,7 @@ def test_a_first_node_that_ends_early_is_reported_without_its_record_here(
         newest = max(context.registry.load()[0], key=lambda job: job.key)
         (context.registry.folder / newest.id / "job.yaml").unlink()
 
-    monkeypatch.setattr(first_node, "refresh", lose_the_record)
+    monkeypatch.setattr(launch, "refresh", lose_the_record)
     with pytest.raises(JobError, match="before it listed the commands for the other servers"):
         trainer.launch_mpi(LaunchRequest("sleep 600", environment={"PATH": "/nowhere"}))
 
@@ -216,7 +216,7 @@ def test_a_first_node_whose_answer_was_lost_does_not_stay(trainer: Workspace, mo
         answer = await start_specs(context, specs)
         return replace(answer, errors={spec.server: ConnectionLostError(f"{spec.server} is gone") for spec in specs})
 
-    monkeypatch.setattr(first_node, "start_specs", start_and_lose)
+    monkeypatch.setattr(launch, "start_specs", start_and_lose)
     monkeypatch.setattr(launch, "DEFAULT_GRACE", 1.0)
     answer = trainer.launch_mpi(LaunchRequest("sleep 600"), check=False)
     (job,) = answer.jobs
