@@ -517,6 +517,7 @@ def test_a_program_for_the_api_of_labml_remote_finds_jobs_and_servers(
     assert {first.job_id, second.job_id} <= set(JOBS)
     assert JOBS[second.job_id].tags == {tag, "__hidden__"}
     assert JOBS.by_key(first.job_key).has_tags(["a"])
+    assert {first.job_key, second.job_key} <= set(JOBS.job_keys())
     assert first.job_id not in {job.job_id for job in JOBS.filter_out_by_tags(["a"])}
     assert second.job_id not in {job.id for job in workspace.list_jobs().jobs}, "it is hidden"
     with pytest.raises(UsageError, match="No job '999999'"):
