@@ -11,7 +11,7 @@ WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 SHARED := -n $(WORKERS) --dist worksteal
 PYTEST_OPTIONS ?=
 TORCH := torch==2.13.0
-# Images of containers set it; then each of the thousands of programs that tests start compiles our modules again.
+# Where an image sets this, each program that a test starts compiles our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 FRAMEWORKS := .cache/frameworks

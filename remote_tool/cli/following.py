@@ -55,7 +55,8 @@ def follow_started(workspace: Workspace, request: StartRequest | LaunchRequest, 
     from remote_tool import FollowOptions, JobSelection, LaunchRequest  # noqa: PLC0415 - few commands start a launch
 
     selection = JobSelection(jobs=tuple(job.id for job in answer.jobs), stopped=True, hidden=True)
-    if not isinstance(request, LaunchRequest):
+    # An MPI launch is never restarted: its programs may have run when a port was taken.
+    if not isinstance(request, LaunchRequest) or request.launcher == "mpi":
         follow(workspace, selection, FollowOptions(started=not answer.errors), pass_on=True)
         return
     named = _with_keys(workspace, selection)

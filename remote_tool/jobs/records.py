@@ -249,7 +249,7 @@ def seem_unreachable(known: Job, why: str) -> Job:
 
     Args:
         known: The job as recorded.
-        why: What a list of errors beside the jobs does not say; may be empty.
+        why: What the error shown beside the jobs does not say; may be empty.
     """
     if known.state.is_finished or known.state is JobState.UNREACHABLE:
         return known

@@ -267,7 +267,7 @@ def other_disk(desk: Desk, tmp_path: Path) -> Iterator[Path]:
 def test_output_that_is_long_on_its_way_to_another_disk_holds_up_no_sync(
     desk: Desk, other_disk: Path, tmp_path: Path
 ) -> None:
-    # It ends once this process looks: the way there takes less than a start is late on a busy machine.
+    # The job ends only when this test watches: on a busy machine, the copy was over before job-run returned.
     wait = f"until [ -e {tmp_path}/go ]; do sleep 0.05; done"
     desk.does("job-run", "--frozen", "--cmd", f"head -c 150000000 /dev/zero >src/big; {wait}")
     (started,) = (desk.there() / ".jobs").glob("2*/started.json")

@@ -79,6 +79,17 @@ def test_a_command_runs_with_nothing_but_a_shell(poor: Desk) -> None:
     assert "[[ works ]]" in poor.does("run", "--cmd", "if [[ a == a ]]; then echo '[[ works ]]'; fi")
 
 
+def test_a_sync_needs_no_python(poor: Desk) -> None:
+    file, home = poor.root / "train.py", poor.servers["first"].home
+    for text in ("print(1)\n", "print(22)\n"):
+        file.write_text(text)
+        poor.does("rsync")
+        assert (home / "project" / "train.py").read_text() == text
+    file.unlink()
+    poor.does("rsync")
+    assert not (home / "project" / "train.py").exists()
+
+
 def test_a_command_without_python_ends_with_its_client(poor: Desk) -> None:
     mark = os.urandom(8).hex()
     client = poor.runs_meanwhile("run", "--env", "MARK", mark, "--cmd", "sleep 1000 & sleep 1000")
