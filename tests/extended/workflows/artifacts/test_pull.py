@@ -259,13 +259,13 @@ def test_of_two_jobs_at_once_each_brings_its_own_home_or_says_that_nobody_knows(
         desk.write(f"{job.id}/own.pt", job.id.encode())
     for job in jobs:
         assert [file.name for file in desk.pull(job).files] == [f"{desk.name}/{job.id}/own.pt"]
-    assert not desk.told
+    assert not any("may have written" in told for told in desk.told)
     desk.write("any.pt", b"x")
     for job in jobs:
         desk.pull(job)
         assert desk.here(job) == {f"{job.id}/own.pt": job.id.encode(), "any.pt": b"x"}
     text = f"may have written 1 of these files, such as {desk.name}/any.pt; to keep them apart"
-    assert [text in told for told in desk.told] == [True, True]
+    assert sum(text in told for told in desk.told) == 2
 
 
 def test_what_another_job_writes_after_the_end_is_not_of_this_one(desk: Desk) -> None:
