@@ -416,7 +416,7 @@ def test_stops_of_earlier_are_made_up_for_with_one_question_and_one_that_fails_i
     listed = desk.list_jobs(by_id(*(job.id for job in records))).jobs
     assert sorted(job.state for job in listed) == [JobState.FAILED, *[JobState.KILLED] * 3, JobState.LOST]
     assert len([label for label in asked if "stop" in label]) == 1, asked
-    ours = {job.key for job in records}
+    ours = {str(job.key) for job in records}
     told = [notice.text for notice in notices if isinstance(notice, Notice)]
     assert [text for text in told if text.split()[1].rstrip(":") in ours] == [
         *(f"job {job.job.key} has now been stopped, as requested while the server was unreachable" for job in jobs),
