@@ -35,13 +35,14 @@ async def end_kept(folder: KeptFolder, record: Record) -> bool:
     """End all masters of a folder, with SIGKILL if needed, and remove its record; return False if there were none."""
     with suppress(OSError):
         folder.record.unlink()
-    was_ended = False
+    had_master = False
     with suppress(MasterError, TimeoutError), MasterClient(record.socket) as master:
         async with asyncio.timeout(ANSWER_SECONDS):
             await master.connect()
+            # Even if it confirms its end too late.
+            had_master = True
             await master.terminate()
-            was_ended = True
-    return await _kill(folder.path) or was_ended
+    return await _kill(folder.path) or had_master
 
 
 async def _kill(folder: Path) -> bool:

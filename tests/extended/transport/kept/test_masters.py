@@ -176,6 +176,15 @@ async def test_garbage_at_the_socket_causes_a_login_and_runs_nothing(
     assert (server.home / "ran").read_text().split() == [str(number) for number in range(len(nonsense))]
 
 
+@pytest.mark.row(184)
+async def test_a_master_that_confirms_its_end_too_late_was_there(config: Config) -> None:
+    """As on a busy machine, where it has ended before its processes are listed."""
+    place, record = await keep(config)
+    await end_kept(place, record)
+    async with saying(record.socket, HELLO):
+        assert await end_kept(place, record)
+
+
 @pytest.mark.row(196)
 async def test_a_session_without_our_mark_is_never_a_result(config: Config) -> None:
     place, record = await keep(config)
