@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +130,7 @@ class LocalPaths:
 
 @dataclass(frozen=True)
 class RemotePaths:
-    """The folders of a project on a server, all relative to ``$HOME``.
+    """The folders of a project on a server, relative to ``$HOME``; absolute if that is this machine.
 
     A login may start elsewhere than in ``$HOME``, so scripts begin with ``cd "$HOME"``.
 
@@ -205,6 +206,11 @@ class RemotePaths:
         """The files that we sent, with size and time: the only ones that a sync may remove."""
         return f"{self.scripts}/sent"
 
+    @property
+    def own_files(self) -> str:
+        """The files of a project on this machine that a sync would send: nothing ever removes them."""
+        return f"{self.scripts}/own"
+
 
 @dataclass(frozen=True)
 class DataPaths(RemotePaths):
@@ -226,6 +232,20 @@ class DataPaths(RemotePaths):
     def scripts(self) -> str:
         folder, _, name = self.project.rpartition("/")
         return f"{folder}{'/' if folder else ''}.{name}{self.scripts_name}"
+
+
+def shell_path(path: str) -> str:
+    """Quote a path for the shell; a relative path, or one with ``~/``, starts at ``$HOME``."""
+    if path == "~":
+        return '"$HOME"'
+    if path.startswith("/"):
+        return shlex.quote(path)
+    return f'"$HOME"/{shlex.quote(path.removeprefix("~/"))}'
+
+
+def readable_folder(path: str) -> str:
+    """Return a folder on a server for messages: one that is relative to the home folder begins with ``~/``."""
+    return path if path.startswith("/") else f"~/{path}"
 
 
 def current_folder() -> Path:

@@ -65,6 +65,11 @@ class Folders(NamedTuple):
         return os.path.join(self.scripts, "sent")
 
     @property
+    def code_files(self) -> str:
+        """The list of the project's files: as sent, or of a project that is used where it is."""
+        return code_files(self.scripts)
+
+    @property
     def copies(self) -> str:
         return os.path.join(self.scripts, "copies")
 
@@ -104,11 +109,11 @@ class Request:
         return value
 
     def folders(self) -> Folders:
-        """Return the folders in the request; RequestError when one is outside the home folder."""
+        """Return the folders in the request, relative to the home folder or absolute; RequestError if malformed."""
         home = os.environ.get("HOME", "")
         if not os.path.isabs(home):
             raise RequestError(f"HOME is {home!r} on this server, which is not an absolute path")
-        names = [self.get(name, _is_relative) for name in ("project", "jobs_folder", "scripts_folder")]
+        names = [self.get(name, _is_folder) for name in ("project", "jobs_folder", "scripts_folder")]
         return Folders(*(os.path.join(home, name) for name in names))
 
     def synced(self) -> Tuple[str, str]:
@@ -166,6 +171,16 @@ def is_list(value: object) -> bool:
 
 def is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
+
+
+def code_files(scripts: str) -> str:
+    """Return the path of the list of the project's files, in our own folder in the project."""
+    own = os.path.join(scripts, "own")
+    return own if os.path.exists(own) else os.path.join(scripts, "sent")
+
+
+def _is_folder(value: object) -> bool:
+    return isinstance(value, str) and _is_relative(value.lstrip("/"))
 
 
 def _is_relative(value: object) -> bool:

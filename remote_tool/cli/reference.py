@@ -64,11 +64,12 @@ OF_A_JOB
   the command, or null if unknown; `rerun_of` is the id of the job that it repeats, or null. `max_duration` and
   `stop_if_idle` are in seconds, or null without such a limit. `failed_attempts` says how the attempts before the last
   one ended, such as `"exit code 75"`. `values` has the last values in its output by name, such as `{"loss": "0.25"}`.
-- `job-show`: the job also has `"folder"` and `"runs_in"` on its server, relative to the home folder; `"copy_is_kept"`,
-  null if unknown; `"changes"`, the local file of the changes that were not committed; `"related": [{"id", "key",
-  "server", "state"}]`, of its launch, and those that it waits for or repeats; `"error": {"server", "rank", "message",
-  "output"}`, the first error; `"output"`, the local size of each stream; `"artifacts_folder"` and `"artifacts":
-  [{"name", "size", "is_here"}]`; `"unknown"`, why `copy` or `artifacts` are not known; and `"next"`, commands.
+- `job-show`: the job also has `"folder"` and `"runs_in"` on its server, relative to the home folder, on this machine
+  absolute; `"copy_is_kept"`, null if unknown; `"changes"`, the local file of the changes that were not committed;
+  `"related": [{"id", "key", "server", "state"}]`, of its launch, and those that it waits for or repeats; `"error":
+  {"server", "rank", "message", "output"}`, the first error; `"output"`, the local size of each stream;
+  `"artifacts_folder"` and `"artifacts": [{"name", "size", "is_here"}]`; `"unknown"`, why `copy` or `artifacts` are not
+  known; and `"next"`, commands.
 - `job-diff`: in addition to the two jobs, `"differences": [{"field", "values"}]`, with the value of each job, and
   `"code": {"source", "diff", "notes"}`: a unified diff of `"copies"` or `"commits"`, and notes about missing parts.
 - `job-stacks`: `{"groups": [{"label", "where", "processes"}], "kept": [{"job", "server", "text"}], "errors": [...]}`. A

@@ -426,13 +426,18 @@ class Config:
         return self.python or f"{sys.version_info.major}.{sys.version_info.minor}"
 
     def for_server(self, name: str) -> Config:
-        """Return this configuration with the environment of a server."""
-        server = self.servers[name]
+        """Return this configuration with the environment of a server, and the project's folders there."""
+        server, remote = self.servers[name], self.remote_on(name)
         if server.environment is not None:
-            return replace(self, environment=server.environment)
+            return replace(self, environment=server.environment, remote=remote)
         if server.is_entered:
-            return replace(self, environment=Environment(EnvironmentKind.INSIDE), python=None)
-        return self
+            return replace(self, environment=Environment(EnvironmentKind.INSIDE), python=None, remote=remote)
+        return self if remote is self.remote else replace(self, remote=remote)
+
+    def remote_on(self, server: str) -> RemotePaths:
+        """Return the project's folders on a server; on this machine, they are in the project's own folder."""
+        known = self.servers.get(server)
+        return replace(self.remote, project=known.project) if known and known.localhost else self.remote
 
     def workdir_for(self, asked_for: str | None) -> str:
         """Return the folder in which a command starts, relative to the project; empty for the project folder itself."""
@@ -450,7 +455,9 @@ class Config:
         """
         variables = {**self.env, **self.servers[server].env}
         hide(variables.values())
-        return {**{each.variable: each.target for each in self.data.values()}, **variables}
+        is_here = self.servers[server].localhost
+        data = {each.variable: str(each.source) if is_here else each.target for each in self.data.values()}
+        return {**data, **variables}
 
     def entry_of(self, name: str) -> dict[str, object] | None:
         """Return how commands are wrapped on a server: behind a launch command or in a container; None: not at all."""

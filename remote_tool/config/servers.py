@@ -11,7 +11,7 @@ from remote_tool.config import forms
 from remote_tool.config.devices import read_devices
 from remote_tool.config.environment import Environment, read_environment
 from remote_tool.config.keys import key, keys_of, read_keys
-from remote_tool.config.readers import local_path, script, text, text_of, variables
+from remote_tool.config.readers import local_path, script, text, text_of, variables, yes_or_no
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 USUAL_PORT = 22
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})")
 ALL_SERVERS = "all"
+THIS_MACHINE = "localhost"
+# What messages call this machine, and what init calls it as a server.
+HERE = "here"
+# Keys of a server that one logs in to.
+_OF_LOGINS = ("hostname", "username", "port", "private_key", "password", "password_env")
 
 
 def _literal_words(form: Validator) -> Reader:
@@ -47,6 +52,7 @@ class Server:
     Attributes:
         name: Its name: letters, digits, ``. _ -``.
         environment: Overrides the common one; None: the common one, or with launch or container the one inside.
+        project: With ``localhost``, the project's own folder, absolute; else empty.
         is_listed: Whether it comes from a host list and not from configs.yaml.
     """
 
@@ -54,7 +60,7 @@ class Server:
     hostname: str = field(
         metadata=key(
             None,
-            "required",
+            "required, except with `localhost`",
             "An address, a host name, or an alias from `~/.ssh/config`. `me@10.0.0.5` is short for `hostname: "
             "10.0.0.5` and `username: me`. The port has its own key.",
         ),
@@ -73,6 +79,15 @@ class Server:
             text(forms.PORT, int),
             "`Port` of `~/.ssh/config`, else 22",
             "The port of sshd.",
+        ),
+    )
+    localhost: bool = field(
+        default=False,
+        metadata=key(
+            None,
+            "no",
+            "`true` in place of `hostname`: this machine. Nothing logs in and nothing is sent; jobs run in the "
+            "project's own folder, see [this machine as a server](guide.md#this-machine-as-a-server).",
         ),
     )
     private_key: Path | None = field(
@@ -162,6 +177,7 @@ class Server:
             "This server's variables, in addition to those for all; they take precedence.",
         ),
     )
+    project: str = ""
     is_listed: bool = False
 
     @property
@@ -197,15 +213,30 @@ def _server(name: str, place: ConfigNode, project: ProjectParts) -> Server | Non
         place.must_be("a mapping, such as {hostname: 10.0.0.5}")
         return None
     values = place.entries(keys_of(Server))
+    if "localhost" in values and yes_or_no(values["localhost"], project):
+        return _this_machine(name, values, project)
     if "hostname" not in values:
         place.refuse(f"hostname is missing; it must be {forms.CONFIGURED_HOST.expected}")
     if "password" in values and "password_env" in values:
         values["password_env"].refuse("cannot be combined with password; keep one of them")
-    if "launch" in values and "container" in values:
-        values["container"].refuse("cannot be combined with launch; keep one of them")
+    _refuse_two_ways_in(values)
     hostname, username = _login(values)
     server = Server(name, hostname, username, **read_keys(Server, values, project))
     return server if hostname else None
+
+
+def _this_machine(name: str, values: Mapping[str, ConfigNode], project: ProjectParts) -> Server:
+    for login in _OF_LOGINS:
+        if login in values:
+            values[login].refuse("cannot be combined with localhost: nothing logs in to this machine")
+    _refuse_two_ways_in(values)
+    others = {key: value for key, value in values.items() if key not in _OF_LOGINS}
+    return Server(name, THIS_MACHINE, localhost=True, project=str(project.root), **read_keys(Server, others, project))
+
+
+def _refuse_two_ways_in(values: Mapping[str, ConfigNode]) -> None:
+    if "launch" in values and "container" in values:
+        values["container"].refuse("cannot be combined with launch; keep one of them")
 
 
 def _login(values: Mapping[str, ConfigNode]) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.environment import EnvironmentKind
+from remote_tool.paths import shell_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,12 +110,3 @@ def capture_script(config: Config, prefix: str, *, tool: str = "", python: str =
         f"request={shlex.quote(json.dumps(request))}\n"
         f'"$python" -I -S - "$request" <<\'END_OF_CAPTURE\' || exit\n{program}\nEND_OF_CAPTURE\n'
     )
-
-
-def shell_path(path: str) -> str:
-    """Quote a path for the shell; a relative path, or one with ``~/``, starts at ``$HOME``."""
-    if path == "~":
-        return '"$HOME"'
-    if path.startswith("/"):
-        return shlex.quote(path)
-    return f'"$HOME"/{shlex.quote(path.removeprefix("~/"))}'

@@ -334,7 +334,8 @@ case $free in *[!0-9]*) ;; *) report free "$free" ;; esac
 
 # Every folder down to the project's may be on a network disk, or a link to one.
 report_folders() {
-    below=. rest=$project
+    below=. rest=${project#/}
+    case $project in /*) below= ;; esac
     set -- .
     while [ "$rest" ]; do
         below=$below/${rest%%/*}

@@ -7,9 +7,10 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-from remote_tool.environments.activation import capture_script, shell_path
+from remote_tool.environments.activation import capture_script
 from remote_tool.environments.package_files import PackageInstaller
 from remote_tool.environments.step import Step
+from remote_tool.paths import shell_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,9 +56,9 @@ python={shlex.quote(activation.python)}
 prefix={shlex.quote(activation.prefix)}
 conda={shlex.quote(activation.tool)}
 uv={shlex.quote(facts.uv)}
-activation=$HOME/{shlex.quote(config.remote.activation)}
-packages=$HOME/{shlex.quote(config.remote.packages_fingerprint)}
-scripts=$HOME/{shlex.quote(config.remote.scripts)}
+activation={shell_path(config.remote.activation)}
+packages={shell_path(config.remote.packages_fingerprint)}
+scripts={shell_path(config.remote.scripts)}
 channels={shlex.quote(",".join(config.environment.channels))}
 notice=
 fingerprint={fingerprint(packages, activation)}

@@ -1,3 +1,3 @@
 """Connections to servers, and syncs over them."""
 
-__all__ = ["daemon_threads", "host", "kept", "pool", "ssh", "sync"]
+__all__ = ["daemon_threads", "host", "kept", "local", "pipes", "pool", "ssh", "sync"]

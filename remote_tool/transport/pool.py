@@ -155,12 +155,20 @@ class HostPool:
 
     async def _connect(self, name: str, *, may_use_kept: bool) -> SshHost:
         server, log_in = self._server(name), partial(self._log_in, name)
+        if server.localhost:
+            return self._this_machine(name)
         may_use_kept = may_use_kept and self._config.keep_connections > 0
         if may_use_kept and (kept := await asyncio.to_thread(self._find_kept, name)):
             return kept.host(log_in, self._context)
         connection, make_host = await log_in(), (await self._ssh()).SshHost
         host: SshHost = make_host(server.name, connection, self._context.trace, self._context.rules.notice)
         return host
+
+    def _this_machine(self, name: str) -> SshHost:
+        from remote_tool.transport.local.connection import LocalConnection  # noqa: PLC0415 - seldom needed
+        from remote_tool.transport.ssh.host import SshHost  # noqa: PLC0415
+
+        return SshHost(name, LocalConnection(name), self._context.trace, self._context.rules.notice)
 
     def _find_kept(self, name: str) -> UsableLogin | None:
         from remote_tool.transport.kept.connection import find_kept  # noqa: PLC0415 - seldom needed

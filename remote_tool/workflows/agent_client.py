@@ -188,6 +188,7 @@ async def open_agent(
 ) -> AsyncIterator[Channel]:
     """Start the control program of the agent with a request; leaving the context closes its stdin."""
     is_carried = host in _without_agent
+    config = config.for_server(host.name)
     async with host.open(control_script(config, operation, is_carried=is_carried), label=label) as channel:
         with _as_no_answer():
             if is_carried:
@@ -340,7 +341,9 @@ async def install_supervisor(host: Host, config: Config, operation: str = "") ->
     """Send this version of the agent and store it as a whole; older versions are kept for their running jobs."""
     contents = json.dumps({name: data.decode() for name, data in source_archive()[1]}).encode()
     try:
-        await host.run(install_script(config, operation), stdin=contents, label="send the supervisor")
+        await host.run(
+            install_script(config.for_server(host.name), operation), stdin=contents, label="send the supervisor"
+        )
     except RemoteCommandError as error:
         raise_for_status(host.name, error.exit_status)
         if error.exit_status == NO_SPACE:

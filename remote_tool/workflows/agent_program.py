@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_tool.paths import shell_path
 from remote_tool.protocol.marks import JOB_MARKER, SUPERVISOR_MARKER
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def control_script(config: Config, operation: str, *, is_carried: bool) -> str:
         # An agent in memory cannot start itself again, as it would to get rid of the mark of a job around it.
         return f"{enter}unset {JOB_MARKER}\n{_START} {program}\n"
     if operation in ANYWHERE:
-        begin = f'cd "$HOME"/{shlex.quote(config.remote.scripts)} 2>/dev/null && [ -x ./python ] && python=./python'
+        begin = f"cd {shell_path(config.remote.scripts)} 2>/dev/null && [ -x ./python ] && python=./python"
         return f"{begin} && [ -d {folder} ] || exit {NO_SUPERVISOR}\n{_START} {folder}/{ENTRY}\n"
     found = f"[ -d {folder} ] || exit {NO_SUPERVISOR}\n"
     return f"{_enter(config, operation)}{found}{_START} {folder}/{ENTRY}\n"
@@ -146,7 +147,7 @@ def install_script(config: Config, operation: str) -> str:
 
 def _enter(config: Config, operation: str) -> str:
     """Return the lines that change to our folder and find our Python, or any Python if the operation allows."""
-    begin = f'cd "$HOME"/{shlex.quote(config.remote.scripts)} || exit {NO_PROJECT}\npython=./python\n'
+    begin = f"cd {shell_path(config.remote.scripts)} || exit {NO_PROJECT}\npython=./python\n"
     if operation == ANY_PYTHON:
         return f"{begin}ours=./python\n{_FIND_PYTHON}"
     # Without its record, the environment is incomplete; other operations do not need it.

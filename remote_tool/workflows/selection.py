@@ -124,6 +124,20 @@ class StillRunningError(JobError):
         self.answer = answer
 
 
+def choose_logins(config: Config, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the named servers, or all that one logs in to.
+
+    Raises:
+        UsageError: A name is unknown, or this machine, or every server is.
+    """
+    chosen = choose_servers(config, names)
+    others = tuple(name for name in chosen if not config.servers[name].localhost)
+    if not others or (names and others != chosen):
+        here = next(name for name in chosen if config.servers[name].localhost)
+        raise UsageError(f"{here} is this machine: nothing logs in to it", hint="Name another server with --server")
+    return others
+
+
 def choose_servers(config: Config, names: Sequence[str]) -> tuple[str, ...]:
     """Return the selected servers: the named ones, once each, or all.
 

@@ -135,6 +135,7 @@ def _bring_home(folders: Folders) -> None:
 
 def _remove_sent(folders: Folders, *, dry_run: bool) -> Dict[str, Any]:
     """Remove the project's files that are unchanged since they were sent; follow no links."""
+    # Of a project that is used where it is, nothing was sent.
     sent = sorted(leftovers.read_sent(folders.sent_files), key=_deepest_first)
     if not sent:
         return item(FILES, 0, 0, 0, 0)

@@ -15,6 +15,7 @@ from remote_tool.cli.output.questions import can_ask, confirm
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.plain import plain_rows
 from remote_tool.config.forms import read_age
+from remote_tool.config.servers import HERE
 from remote_tool.errors import SomeServersFailedError, UsageError
 from remote_tool.readable import readable_size
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
@@ -101,12 +102,14 @@ def _show(workspace: Workspace, found: CleanAnswer) -> None:
 
 def print_items(items: Sequence[CleanItem]) -> None:
     """Print a row for each kind of file, with the number and size of those to remove and to keep."""
-    streams.write_text(streams.OUT, plain_rows([_row(item) for item in items]))
+    # This machine may be a server of that name.
+    ours = ".remote" if any(item.server == HERE for item in items) else HERE
+    streams.write_text(streams.OUT, plain_rows([_row(item, ours) for item in items]))
 
 
-def _row(item: CleanItem) -> dict[str, str]:
+def _row(item: CleanItem, ours: str) -> dict[str, str]:
     return {
-        "WHERE": one_line(item.server) or "here",
+        "WHERE": one_line(item.server) or ours,
         "WHAT": one_line(item.what),
         "REMOVE": _number_and_size(item.goes, item.frees),
         "KEEP": _number_and_size(item.count - item.goes, item.bytes - item.frees),
@@ -120,7 +123,7 @@ def _number_and_size(number: int, size: int) -> str:
 def _show_kept(items: Iterable[CleanItem]) -> None:
     for item in items:
         if item.why:
-            inform(f"{item.server or 'here'}: kept {item.what}: {item.why}")
+            inform(f"{item.server or HERE}: kept {item.what}: {item.why}")
 
 
 def _show_kept_jobs(workspace: Workspace, kept: Mapping[str, str]) -> None:

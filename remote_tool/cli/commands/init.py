@@ -16,6 +16,7 @@ from remote_tool.paths import current_folder
 from remote_tool.workflows.servers.init import (
     InitAnswers,
     ServerAnswer,
+    ThisMachine,
     check_answers,
     parse_server_option,
     refuse_existing,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def init(
+def init(  # noqa: PLR0913 - one parameter per option
     *,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the project folder on servers.")
@@ -44,6 +45,7 @@ def init(
     hostfile: Annotated[
         str | None, typer.Option("--hostfile", metavar="FILE", help="Add the hosts of an MPI or DeepSpeed hostfile.")
     ] = None,
+    localhost: Annotated[bool, typer.Option("--localhost", help="Add this machine: jobs run in this folder.")] = False,
     private_key: Annotated[
         str | None, typer.Option("--private-key", metavar="FILE", help="Private key for login.")
     ] = None,
@@ -55,13 +57,15 @@ def init(
     refuse_existing(root)
     listed = (*(parse_hosts(hosts) if hosts is not None else ()), *(load_hostfile(Path(hostfile)) if hostfile else ()))
     servers = (*(parse_server_option(each) for each in server or ()), *servers_of_list(listed))
-    given = InitAnswers(name or "", servers, private_key)
-    answers = given if given.servers or not can_ask() else _ask_answers(given, root)
+    given = InitAnswers(name or "", servers, private_key, ThisMachine.now() if localhost else None)
+    is_complete = bool(given.servers or given.this_machine)
+    answers = given if is_complete or not can_ask() else _ask_answers(given, root)
     for path in write_workspace(root, answers):
         inform(f"wrote {path.relative_to(root)}")
     if any(host.processes for host in listed):
         inform("numbers of processes are not saved; pass them to a launch with --nproc-per-node, --hosts or --hostfile")
-    inform("next: remote-tool prepare" if answers.servers else "next: add a server to .remote/configs.yaml")
+    has_servers = answers.servers or answers.this_machine
+    inform("next: remote-tool prepare" if has_servers else "next: add a server to .remote/configs.yaml")
 
 
 def _ask_answers(given: InitAnswers, root: Path) -> InitAnswers:

@@ -19,6 +19,7 @@ from remote_tool.cli.output.sanitize import escape_controls, one_line
 from remote_tool.cli.program import PROGRAM
 from remote_tool.cli.tables.jobs import how_it_ended, readable_duration, short_command
 from remote_tool.jobs.job import Job, JobState
+from remote_tool.paths import readable_folder
 from remote_tool.protocol.job_fields import JOB_FIELDS, SECONDS
 from remote_tool.readable import counted, readable_size
 
@@ -84,8 +85,11 @@ def _rows(details: JobDetails) -> Iterator[Row]:
     yield "GPUs", [_gpus(job)]
     yield from _related_jobs(details)
     yield "code", _code(details)
-    yield "runs in", [_plain(f"{job.server}:~/{details.runs_in}")]
-    yield "folder", [_plain(f"{job.server}:~/{details.remote_folder}" + ("  (removed)" if job.cleaned else ""))]
+    yield "runs in", [_plain(f"{job.server}:{readable_folder(details.runs_in)}")]
+    yield (
+        "folder",
+        [_plain(f"{job.server}:{readable_folder(details.remote_folder)}" + ("  (removed)" if job.cleaned else ""))],
+    )
     yield "here", [_plain(details.folder)]
     yield "output", [_output(details)]
     yield "artifacts", _artifacts(details)

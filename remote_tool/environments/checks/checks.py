@@ -13,6 +13,7 @@ from remote_tool.environments.checks.gpu_facts import NvidiaSmiStatus
 from remote_tool.environments.choice import is_fulfilled, plan_environment, require_own_folders
 from remote_tool.environments.system_packages import install_command
 from remote_tool.errors import EnvironmentSetupError
+from remote_tool.paths import readable_folder
 from remote_tool.readable import KIBIBYTE, MEBIBYTE, readable_size
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _disk(server: ServerInspection) -> Check:
         status = Status.FAIL if min(free, home) < LEAST_DISK else Status.WARN
         # If only one has little space, they are on different disks.
         text += f"; {readable_size(home * KIBIBYTE)} free in ~" if free >= LITTLE_DISK else ""
-        folder = f"~/{server.config.remote.project}/" if home >= LITTLE_DISK else "~"
+        folder = f"{readable_folder(server.config.remote.project)}/" if home >= LITTLE_DISK else "~"
         return Check("disk", status, text, f"du -xh {folder} | sort -h | tail")
     if hard_disks:
         return Check(

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from remote_tool.environments.activation import capture_script, requested_spec
+from remote_tool.paths import shell_path
 
 if TYPE_CHECKING:
     from remote_tool.config.model import Config
@@ -24,10 +25,10 @@ def creation_script(config: Config, create: str, *, force: bool, tool: str = "")
     remote = config.remote
     expected = {"kind": config.environment.kind.value, "wish": requested_spec(config), "version": config.python or ""}
     return f"""
-prefix=$HOME/{shlex.quote(remote.environment)}
-activation=$HOME/{shlex.quote(remote.activation)}
-link=$HOME/{shlex.quote(remote.python)}
-packages=$HOME/{shlex.quote(remote.packages_fingerprint)}
+prefix={shell_path(remote.environment)}
+activation={shell_path(remote.activation)}
+link={shell_path(remote.python)}
+packages={shell_path(remote.packages_fingerprint)}
 expected={shlex.quote(json.dumps(expected))}
 force={"yes" if force else ""}
 {_CLEAR}

@@ -10,6 +10,7 @@ from remote_tool.environments.plan import EnvironmentPlan
 from remote_tool.environments.step import Step
 from remote_tool.environments.system_packages import install_command
 from remote_tool.errors import EnvironmentSetupError
+from remote_tool.paths import shell_path
 
 if TYPE_CHECKING:
     from remote_tool.environments.facts import ServerFacts
@@ -26,7 +27,7 @@ def plan(request: EnvironmentRequest) -> EnvironmentPlan:
         EnvironmentSetupError: The server has no uv, and no Python to install it with.
     """
     config, facts = request.config, request.facts
-    tools = f'"$HOME"/{shlex.quote(f"{config.remote.scripts}/tools")}'
+    tools = shell_path(f"{config.remote.scripts}/tools")
     uv = shlex.quote(facts.uv) if facts.uv else f"{tools}/bin/uv"
     create = f'{uv} venv -q --python {shlex.quote(config.python_version)} "$prefix" || exit'
     steps = [

@@ -15,6 +15,7 @@ from remote_tool.config.devices import check_devices
 from remote_tool.config.limits import names_of
 from remote_tool.errors import JobError, RemoteToolError, UsageError
 from remote_tool.jobs.job import JUPYTER_MARK, JobState
+from remote_tool.paths import readable_folder
 from remote_tool.protocol.marks import JOB_MARKER
 from remote_tool.redaction import hide, redact
 from remote_tool.workflows.events import Notice, ignore
@@ -148,7 +149,8 @@ class _NotebookPaths:
             folder = f"/tmp/remote-tool-{job_id}"  # noqa: S108 - made with mkdir, which fails if it exists
             return cls(folder, f"{folder}/{SOCKET}", f"{folder}/{SOCKET}")
         inside = f"{context.config.remote.jobs_name}/{job_id}/jupyter"
-        return cls(f"$PWD/{inside}", f"{inside}/{SOCKET}", f"~/{context.config.remote.project}/{inside}/{SOCKET}")
+        project = readable_folder(context.config.remote_on(server).project)
+        return cls(f"$PWD/{inside}", f"{inside}/{SOCKET}", f"{project}/{inside}/{SOCKET}")
 
 
 async def _find(context: Context, server: str) -> Job | None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from remote_tool.environments.step import ERRORS_TOO
+from remote_tool.paths import shell_path
 from remote_tool.protocol.marks import DATA_PREFIX, SERVER_VARIABLE
 from remote_tool.protocol.terminal import LOGIN_SHELL
 from remote_tool.transport.host import Stream
@@ -117,8 +118,9 @@ async def _copy(server: str, channel: Channel, stream: Stream, on_output: Callab
 
 
 def _beginning(server: str, config: Config, request: Mapping[str, object]) -> str:
-    folders = dict.fromkeys((f"{config.remote.project}/{request['workdir']}", config.remote.project))
-    enter = " || ".join([f'cd "$HOME"/{shlex.quote(folder)} 2>/dev/null' for folder in folders] + ['cd "$HOME"'])
+    project = config.remote_on(server).project
+    folders = dict.fromkeys((f"{project}/{request['workdir']}", project))
+    enter = " || ".join([f"cd {shell_path(folder)} 2>/dev/null" for folder in folders] + ['cd "$HOME"'])
     environment = request["environment"]
     assert isinstance(environment, dict)
     variables = {SERVER_VARIABLE: server, **environment}

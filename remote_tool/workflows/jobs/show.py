@@ -49,7 +49,7 @@ class JobDetails(JobsAnswer):
         job: The job.
         related: The other jobs of its launch, the jobs that it waits for, and the job that it repeats.
         folder: Its local folder, with its output.
-        remote_folder: Its folder on the server, relative to the home folder.
+        remote_folder: Its folder on the server, relative to the home folder; absolute on this machine.
         runs_in: Its working folder on the server, relative to the home folder.
         copy_is_kept: Whether its copy of the project is on the server; None: unknown, or it runs in no copy.
         changes: The local file with the changes that were not committed; None if there were none.
@@ -93,7 +93,7 @@ async def show_job(context: Context, word: str) -> JobDetails:
         pulled = await fetch_logs(context, nodes)
         problem = str(pulled.get(job.server, ""))
         job = context.registry.find([job.id]).get(job.id, job)
-    local, remote = context.config.local, context.config.remote
+    local, remote = context.config.local, context.config.remote_on(job.server)
     unknown: dict[str, str] = {}
     changes = local.changes(job.id)
     project = f"{remote.copies}/{job.copy}" if job.copy else remote.project

@@ -99,14 +99,21 @@ async def check(
     async def on_one(name: str) -> _ServerAnswer:
         host = await pool.host(name, logs_in=True)
         answer = await _ask(host, config.for_server(name), host_names, gpu_seconds)
-        return replace(answer, data=await check_data_sets(host, config.data))
+        data = {} if config.servers[name].localhost else config.data
+        return replace(answer, data=await check_data_sets(host, data))
 
     results = await on_every(names, on_one)
     checks = compare({name: answer.checks for name, answer in results.values.items()})
     clocks = check_clocks({name: answer.clock for name, answer in results.values.items()})
     reports = [
         ServerReport(
-            name, (*_login_checks(results.values[name].login), *checks[name], clocks[name], *results.values[name].data)
+            name,
+            (
+                *_login_checks(results.values[name].login, is_here=config.servers[name].localhost),
+                *checks[name],
+                clocks[name],
+                *results.values[name].data,
+            ),
         )
         if name in results.values
         else ServerReport(name, _failed_checks(name, results.errors[name]))
@@ -193,7 +200,9 @@ def _clock_of(machine: Machine, asked_at: float, answered_at: float) -> Clock | 
     return Clock(clock - (asked_at + answered_at) / 2, abs(uncertainty))
 
 
-def _login_checks(login: Login) -> list[Check]:
+def _login_checks(login: Login, *, is_here: bool) -> list[Check]:
+    if is_here:
+        return [Check("login", Status.OK, f"{login.username}, this machine")]
     login_check = Check("login", Status.OK, f"{login.username}, {login.method}")
     if login.is_new:
         hint = "compare with the server's own key: ssh-keygen -l -f /etc/ssh/ssh_host_ed25519_key.pub"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from remote_tool.config import forms
 from remote_tool.config.hosts import name_for
 from remote_tool.config.listed import servers_for
 from remote_tool.config.loading import parse
+from remote_tool.config.servers import HERE
 from remote_tool.errors import UsageError
 from remote_tool.paths import LocalPaths
 from remote_tool.system.files import sync_folder, write_all_atomically
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from remote_tool.config.forms import Validator
     from remote_tool.config.hosts import ListedHost
     from remote_tool.config.servers import Server
+
 
 OPTION_HINT = "--server NAME=USER@HOST:PORT, such as gpu1=ubuntu@10.0.0.5 or gpu1=ubuntu@[fd00::5]:2222"
 _PLAIN = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./-]*|\d{1,3}(?:\.\d{1,3}){3}")
@@ -66,12 +69,29 @@ class ServerAnswer:
 
 
 @dataclass(frozen=True)
+class ThisMachine:
+    """This machine as a server.
+
+    Attributes:
+        environment: The folder of the environment that is active here; empty without one.
+    """
+
+    environment: str = ""
+
+    @classmethod
+    def now(cls) -> ThisMachine:
+        """Return this machine, with the environment of the shell in which this program runs."""
+        return cls(os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or "")
+
+
+@dataclass(frozen=True)
 class InitAnswers:
     """The answers from which the files are written; an empty name means that of the project folder."""
 
     name: str
     servers: tuple[ServerAnswer, ...]
     private_key: str | None = None
+    this_machine: ThisMachine | None = None
 
 
 def parse_server_option(text: str) -> ServerAnswer:
@@ -142,7 +162,7 @@ def check_answers(root: Path, answers: InitAnswers) -> bytes:
         ConfigError: The answers are inconsistent: two servers are the same machine.
     """
     _check_forms(root, answers)
-    names = [server.name for server in answers.servers]
+    names = [server.name for server in answers.servers] + ([HERE] if answers.this_machine else [])
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UsageError(f"Two servers are called {twice[0]}", hint="--server OTHER_NAME=HOST")
@@ -167,13 +187,17 @@ def refuse_existing(root: Path) -> None:
 
 def format_configuration(root: Path, answers: InitAnswers) -> str:
     """Return ``configs.yaml``."""
+    here, has_servers = answers.this_machine, bool(answers.servers or answers.this_machine)
     lines = [
         "# Servers and settings of this project; docs/configuration.md explains every key.",
         f"name: {_quoted(answers.name or root.name)}   # the project's folder in the home folder on each server",
         '# python: "3.11"           # default: the version that runs remote-tool',
         "# environment: miniconda   # or miniforge, uv, venv, {existing: /path/to/prefix}",
-        "servers:" if answers.servers else "servers: {}   # gpu1: {hostname: 10.0.0.5, username: ubuntu}",
+        "servers:" if has_servers else "servers: {}   # gpu1: {hostname: 10.0.0.5, username: ubuntu}",
     ]
+    if here is not None:
+        lines += [f"  {HERE}:", "    localhost: true   # this machine: jobs run in this folder"]
+        lines += [f"    environment: {{existing: {_quoted(here.environment)}}}"] if here.environment else []
     for server in answers.servers:
         lines.append(f"  {_quoted(server.name)}:")
         values = {

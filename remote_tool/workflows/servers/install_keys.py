@@ -14,7 +14,7 @@ from remote_tool.transport.pool import Results, on_every
 from remote_tool.transport.ssh.endpoint import AuthMethods
 from remote_tool.transport.ssh.user_keys import UserKey, add_key, find_key, make_key, writable_by_others
 from remote_tool.workflows.events import Notice, StepStarted
-from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.selection import choose_logins
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ async def install_keys(context: Context, request: KeysRequest) -> Results[KeyOnS
     Raises:
         UsageError: A key cannot be created.
     """
-    servers = choose_servers(context.config, request.servers)
+    servers = choose_logins(context.config, request.servers)
     found = await on_every(servers, lambda server: _inspect(context, server))
     missing = {server: key for server, key in found.values.items() if key.state is KeyState.MISSING}
     if request.dry_run or not missing:

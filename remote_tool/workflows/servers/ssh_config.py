@@ -19,7 +19,7 @@ from remote_tool.transport.kept.start import UnsuitableError, config_line
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.transport.ssh.host_keys.known_hosts import lookup_names
 from remote_tool.workflows.events import Notice
-from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.selection import choose_logins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +58,7 @@ async def host_blocks(context: Context, servers: Sequence[str]) -> Results[str]:
             message = f"{server}: ssh_config cannot represent {str(problem)!r:.200}"
             raise ConnectError(message, server=server) from None
 
-    return await on_every(choose_servers(context.config, servers), write)
+    return await on_every(choose_logins(context.config, servers), write)
 
 
 def _blocks(way: Sequence[Endpoint], known_hosts: Path) -> Iterator[str]:

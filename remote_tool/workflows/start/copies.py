@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import RemoteCommandError
+from remote_tool.paths import shell_path
 from remote_tool.transport.pool import on_every
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ async def ask_for_copies(context: Context, copies: Mapping[str, str]) -> Results
     """Ask each server whether it has its copy, given by name."""
 
     async def has_copy(server: str) -> bool:
-        place = f"{context.config.remote.copies}/{copies[server]}"
+        place = _place(context, server, copies[server])
         host = await context.pool.host(server)
-        return (await host.run(f'cd "$HOME" && test -d {shlex.quote(place)}', check=False, label="kept code")).ok
+        return (await host.run(f"test -d {place}", check=False, label="kept code")).ok
 
     return await on_every(copies, has_copy)
 
@@ -78,9 +79,8 @@ async def diff_copies(context: Context, server: str, one: str, other: str) -> by
 
 async def _list_files(context: Context, server: str, copy: str) -> dict[str, tuple[int, int]]:
     """Return size and time, in nanoseconds, of each file of a copy as it was sent."""
-    place = shlex.quote(f"{context.config.remote.copies}/{copy}")
     host = await context.pool.host(server)
-    script = f'cd "$HOME"/{place} && cat files'
+    script = f"cd {_place(context, server, copy)} && cat files"
     answer = await host.run(script, timeout=SECONDS, limit=LARGEST_LIST, label="files of the kept code")
     found = {}
     for record in answer.stdout.split(b"\0"):
@@ -106,9 +106,13 @@ async def _ask_about(context: Context, server: str, folder: str, script: str, na
     """Run a script in the folder of the copies, with names on its input."""
     if not names:
         return b""
-    place = shlex.quote(f"{context.config.remote.copies}/{folder}")
     host = await context.pool.host(server)
     stdin = b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names[:MOST_NAMES])
-    whole = f'cd "$HOME"/{place} && {script}'
+    whole = f"cd {_place(context, server, folder)} && {script}"
     answer = await host.run(whole, stdin=stdin, timeout=SECONDS, limit=LARGEST_DIFF, label="kept code")
     return answer.stdout
+
+
+def _place(context: Context, server: str, folder: str) -> str:
+    """Return a folder among the copies on a server, quoted for its shell."""
+    return shell_path(f"{context.config.remote_on(server).copies}/{folder}")

@@ -40,7 +40,8 @@ async def find_folders_of_others(
         state, *lines = answer.stdout.decode(errors="replace").splitlines() or [""]
         return _refusal(config, server, lines, state)
 
-    found = (await on_every(servers, ask)).values
+    others = [server for server in servers if not config.servers[server].localhost]
+    found = (await on_every(others, ask)).values
     return {server: error for server, error in found.items() if error is not None}
 
 

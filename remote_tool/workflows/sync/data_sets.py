@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from remote_tool.environments.checks.checks import Check, Status
 from remote_tool.errors import RemoteCommandError, SyncError, UsageError
 from remote_tool.paths import DataPaths, LocalPaths
+from remote_tool.transport.pool import Results
+from remote_tool.transport.sync.push import PushResult
 from remote_tool.transport.sync.server_script import PLACES
 from remote_tool.transport.sync.server_state import COMPLETE
+from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.sync.options import Through
 from remote_tool.workflows.sync.sync import sync
 
@@ -22,8 +25,7 @@ if TYPE_CHECKING:
     from remote_tool.config.data_sets import DataSet
     from remote_tool.config.model import Config
     from remote_tool.transport.host import Channel, Completed, Host, Login, UserTerminal
-    from remote_tool.transport.pool import HostPool, Results
-    from remote_tool.transport.sync.push import PushResult
+    from remote_tool.transport.pool import HostPool
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.sync.options import SyncOptions
 
@@ -84,8 +86,16 @@ async def _send(
     config = _config_of(context.config, data_set)
     pool = _DataPool(context.pool, data_set, context.config.remote.project, makes=not options.dry_run)
     through = Through(context.pool, context.config, data_set.target, options.step)
+    chosen = choose_servers(config, servers)
+    here = [server for server in chosen if config.servers[server].localhost]
+    # On this machine, jobs use the data set where it is.
+    found = {server: PushResult(server, "") for server in here}
+    if len(here) == len(chosen):
+        return Results(found)
+    others = [server for server in chosen if server not in here]
     # A sync uses only the pool's hosts.
-    return await sync(pool, config, servers, options, context.report, through)  # type: ignore[arg-type]
+    sent = await sync(pool, config, others, options, context.report, through)  # type: ignore[arg-type]
+    return Results({**found, **sent.values}, sent.errors)
 
 
 def _config_of(config: Config, data_set: DataSet) -> Config:

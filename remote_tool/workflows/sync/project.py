@@ -37,7 +37,9 @@ class ProjectSnapshot:
         self._config = config
         self._on_low_disk = on_low_disk
         self.reported = config.local.held_back
-        self._is_first = not any(config.local.known_copy(server).exists() for server in config.servers)
+        self._is_first = not any(
+            config.local.known_copy(name).exists() for name, server in config.servers.items() if not server.localhost
+        )
         self._task: asyncio.Task[Snapshot] | None = None
 
     def note_room(self, server: str, free: int, total: int) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from remote_tool.errors import AnotherWorkspaceError, ConnectionLostError
+from remote_tool.errors import AnotherWorkspaceError, ConnectionLostError, RemoteToolError
 from remote_tool.jobs.registry import Registry
 from remote_tool.readable import readable_size
-from remote_tool.transport.pool import on_every
+from remote_tool.transport.pool import Results, on_every
+from remote_tool.transport.sync import last_sync
 from remote_tool.transport.sync.failures import BrokenSyncError
 from remote_tool.transport.sync.project.workspace import own_workspace
 from remote_tool.transport.sync.push import Progress, PushResult, push
@@ -23,12 +25,11 @@ from remote_tool.workflows.sync.project import ProjectSnapshot, report_skipped
 from remote_tool.workflows.transfer_pace import TransferPace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from remote_tool.config.model import Config
-    from remote_tool.errors import RemoteToolError
     from remote_tool.transport.host import Host
-    from remote_tool.transport.pool import HostPool, Results
+    from remote_tool.transport.pool import HostPool
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.relayed import Relay
     from remote_tool.workflows.events import Report
@@ -63,20 +64,34 @@ async def sync(
                 return await send_project(await pool.host(server), config, project, options, report, relay)
 
     try:
-        if options.relay and not options.dry_run and len(chosen) > 1:
-            from remote_tool.workflows.sync.relay import relay_to_all  # noqa: PLC0415 - a relay is seldom asked for
-
-            asked = through or Through(pool, config)
-            sending = relay_to_all(asked, chosen, send, report, checksum=options.checksum)
+        others = [server for server in chosen if not config.servers[server].localhost]
+        if options.relay and not options.dry_run and len(others) > 1:
+            sending = _relay(through or Through(pool, config), chosen, others, send, report, options)
         else:
             sending = on_every(chosen, send)
         results = await project.while_listed(chosen, sending)
-        if results.values:
+        if any(server in results.values for server in others):
             await report_skipped(project, report, is_project=not options.only_adds)
     finally:
         project.cancel()
     remove_old_logs(config.local)
     return results
+
+
+async def _relay(
+    through: Through,
+    chosen: Sequence[str],
+    others: Sequence[str],
+    send: Callable[[str, Relay | None], Awaitable[PushResult]],
+    report: Report,
+    options: SyncOptions,
+) -> Results[PushResult]:
+    """Send to one server and from there to the others; on this machine, there is nothing to send."""
+    from remote_tool.workflows.sync.relay import relay_to_all  # noqa: PLC0415 - a relay is seldom asked for
+
+    here = await on_every([server for server in chosen if server not in others], lambda server: send(server, None))
+    results = await relay_to_all(through, others, send, report, checksum=options.checksum)
+    return Results({**here.values, **results.values}, {**here.errors, **results.errors})
 
 
 async def send_project(
@@ -88,7 +103,9 @@ async def send_project(
     relay: Relay | None = None,
 ) -> PushResult:
     """Send the project to one server, as a step with progress and log."""
-    step = options.step
+    if config.servers[host.name].localhost and not options.only_adds:
+        return await _use_in_place(host.name, config, project, options, report)
+    step, remote = options.step, config.remote_on(host.name)
     report(StepStarted(host.name, step))
     began = time.monotonic()
     on_progress = _progress_reporter(host.name, step, report)
@@ -121,10 +138,10 @@ async def send_project(
             )
             try:
                 # The server compares its copy while the project is listed.
-                result = await push(host, config.remote, listed, wanted, on_progress, on_output)
+                result = await push(host, remote, listed, wanted, on_progress, on_output)
             except (BrokenSyncError, AnotherWorkspaceError) as error:
                 wanted = await _second_attempt(error, wanted, options, report)
-                result = await push(host, config.remote, await project.get(), wanted, on_progress, on_output)
+                result = await push(host, remote, await project.get(), wanted, on_progress, on_output)
         except Exception as error:
             report(StepEnded(host.name, step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
             raise
@@ -136,6 +153,27 @@ async def send_project(
         report(Notice(host.name, warning))
     outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
     report(StepEnded(host.name, step, outcome, describe(result, options), time.monotonic() - began))
+    return result
+
+
+async def _use_in_place(
+    server: str, config: Config, project: ProjectSnapshot, options: SyncOptions, report: Report
+) -> PushResult:
+    """List the project for jobs on this machine, as a step."""
+    from remote_tool.workflows.sync.in_place import note_files  # noqa: PLC0415 - for this machine alone
+
+    report(StepStarted(server, options.step))
+    began = time.monotonic()
+    try:
+        snapshot = await project.get()
+        if not options.dry_run:
+            await asyncio.to_thread(note_files, server, config.remote_on(server), snapshot, config.artifacts)
+            last_sync.note(config.local.known_copy(server), snapshot.copy)
+    except RemoteToolError as error:
+        report(StepEnded(server, options.step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
+        raise
+    result = PushResult(server, snapshot.id)
+    report(StepEnded(server, options.step, Outcome.UNCHANGED, describe(result, options), time.monotonic() - began))
     return result
 
 
@@ -178,5 +216,5 @@ def describe(result: PushResult, options: SyncOptions) -> str:
     return f"{would} {files}{size}{removed}"
 
 
-def _first_line(error: BaseException | RemoteToolError) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).partition("\n")[0]

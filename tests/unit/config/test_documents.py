@@ -114,7 +114,7 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
 
 def test_every_value_of_the_model_has_a_key() -> None:
     """So that none can be forgotten in the file, the example and the page."""
-    assert {field.name for field in dataclasses.fields(Server)} == {"name", "is_listed", *keys_of(Server)}
+    assert {field.name for field in dataclasses.fields(Server)} == {"name", "project", "is_listed", *keys_of(Server)}
     assert {field.name for field in dataclasses.fields(Installer)} == set(INSTALLER_KEYS)
     assert {field.name for field in dataclasses.fields(Config)} - {"local", "remote", "listed"} < set(keys_of(Config))
 

@@ -1,0 +1,3 @@
+"""This machine in the place of a server."""
+
+__all__ = ["connection"]
