@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # another shell would make another job of the same command.
 KEPT_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR")
 KEPT_PREFIXES = ("LC_", "REMOTE_TOOL_TEST_")
+# The first terminal that a program opens that leads a session is the terminal of the session.
+_TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1; exec /bin/sh -c "$1"'
 # The output of a terminal whose program has ended, but not all that it started.
 LAST_OUTPUT_SECONDS = 0.5
 
@@ -105,18 +107,19 @@ class LocalSession(PipeSession):
 
     async def open(self) -> None:
         """Start the command, and connect it to the channel; raises OSError."""
-        terminal = self._channel.terminal
+        terminal, program = self._channel.terminal, ["/bin/sh", "-c", self._channel.command]
         ends = self._make_pipes() if terminal is None else self._make_terminal(terminal)
+        if terminal is not None:
+            program = ["/bin/sh", "-c", _TAKE_TERMINAL, os.ttyname(ends[0]), self._channel.command]
         try:
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it takes a millisecond
-                ["/bin/sh", "-c", self._channel.command],
+                program,
                 stdin=ends[0],
                 stdout=ends[1],
                 stderr=ends[2],
                 cwd="/",
                 env=_environment(terminal),
                 start_new_session=True,
-                preexec_fn=None if terminal is None else _take_terminal,  # noqa: PLW1509 - one call of the kernel
             )
             await self._connect_pipes()
         except BaseException:
@@ -182,10 +185,6 @@ def _environment(terminal: UserTerminal | None) -> dict[str, str]:
     user = getpass.getuser()
     usual = {"HOME": str(Path.home()), "USER": user, "LOGNAME": user, "SHELL": "/bin/sh"}
     return {**usual, **own, **({} if terminal is None else {"TERM": terminal.kind})}
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def _set_size(terminal: int, rows: int, columns: int) -> None:
