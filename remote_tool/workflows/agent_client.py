@@ -176,7 +176,7 @@ def raise_for_status(server: str, status: int | None) -> None:
             f"{server} is not prepared", hint=f"remote-tool prepare --server {server}", server=server
         )
     if status == NO_PYTHON_AT_ALL:
-        text = f"{server} has no Python 3.8 or newer: only run, shell, gpus, and check work there"
+        text = f"{server} has no Python 3.8 or newer: only rsync, run, shell, gpus, and check work there"
         raise NoPythonError(text, hint=f"remote-tool prepare --server {server}", server=server)
     if status == NO_SUPERVISOR:
         raise SupervisorMissingError(f"{server} has no supervisor of this version", server=server)

@@ -210,7 +210,7 @@ def test_gpus_are_shown_without_python(poor: Desk) -> None:
 
 
 def test_what_needs_python_names_it_and_the_other_servers_go_on(mixed: Desk) -> None:
-    lacks = "first has no Python 3.8 or newer: only run, shell, gpus, and check work there"
+    lacks = "first has no Python 3.8 or newer: only rsync, run, shell, gpus, and check work there"
     # From here on their keys are known, of which the first command has a line each.
     mixed.does("run", "--cmd", "true")
     sampled = mixed.tries("top", "--once", "--json")
