@@ -109,11 +109,20 @@ class Request:
         return value
 
     def folders(self) -> Folders:
-        """Return the folders in the request, relative to the home folder or absolute; RequestError if malformed."""
+        """Return the folders in the request; RequestError when one is outside the home folder.
+
+        The project itself may be elsewhere, by an absolute path; our folders are in it then.
+        """
         home = os.environ.get("HOME", "")
         if not os.path.isabs(home):
             raise RequestError(f"HOME is {home!r} on this server, which is not an absolute path")
-        names = [self.get(name, _is_folder) for name in ("project", "jobs_folder", "scripts_folder")]
+        project = self.get("project", lambda value: _is_relative(_without_root(value)))
+
+        def is_ours(value: object) -> bool:
+            is_inside = isinstance(value, str) and value.startswith(f"{project}/")
+            return _is_relative(_without_root(value) if is_inside else value)
+
+        names = [project, *(self.get(name, is_ours) for name in ("jobs_folder", "scripts_folder"))]
         return Folders(*(os.path.join(home, name) for name in names))
 
     def synced(self) -> Tuple[str, str]:
@@ -179,8 +188,8 @@ def code_files(scripts: str) -> str:
     return own if os.path.exists(own) else os.path.join(scripts, "sent")
 
 
-def _is_folder(value: object) -> bool:
-    return isinstance(value, str) and _is_relative(value.lstrip("/"))
+def _without_root(value: object) -> object:
+    return value.lstrip("/") if isinstance(value, str) else value
 
 
 def _is_relative(value: object) -> bool:
