@@ -33,6 +33,7 @@ ELSEWHERE = {
     "scripts_folder": "test_from_labml_remote",
     "servers": "every test",
     "hostname": "every test",
+    "localhost": "test_this_machine",
 }
 EFFECTS: dict[str, Callable[[Desk], None]] = {}
 
