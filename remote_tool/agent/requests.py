@@ -65,11 +65,6 @@ class Folders(NamedTuple):
         return os.path.join(self.scripts, "sent")
 
     @property
-    def code_files(self) -> str:
-        """The list of the project's files: as sent, or of a project that is used where it is."""
-        return code_files(self.scripts)
-
-    @property
     def copies(self) -> str:
         return os.path.join(self.scripts, "copies")
 
@@ -180,12 +175,6 @@ def is_list(value: object) -> bool:
 
 def is_text(value: object) -> bool:
     return isinstance(value, str) and "\0" not in value
-
-
-def code_files(scripts: str) -> str:
-    """Return the path of the list of the project's files, in our own folder in the project."""
-    own = os.path.join(scripts, "own")
-    return own if os.path.exists(own) else os.path.join(scripts, "sent")
 
 
 def _without_root(value: object) -> object:

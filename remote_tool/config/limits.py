@@ -185,14 +185,16 @@ def check_note(text: str) -> None:
         raise UsageError(f"A note must be one line of at most {LONGEST_NOTE} characters, found {text!r:.100}")
 
 
-def on_empty_of(config: Config) -> tuple[str, dict[str, str], float] | None:
+def on_empty_of(config: Config, server: str) -> tuple[str, dict[str, str], float] | None:
     """Return the command for when no job is left, its secrets, and how long it waits; secrets are redacted from now on.
+
+    None on this machine: the command stops a rented one.
 
     Raises:
         UsageError: A secret is not set here.
     """
     configured = config.on_empty
-    if configured is None or not configured.run.strip():
+    if configured is None or not configured.run.strip() or config.servers[server].localhost:
         return None
     return configured.run, _values_of(configured.secrets, "on_empty in configs.yaml"), configured.after
 

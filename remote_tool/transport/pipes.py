@@ -29,12 +29,17 @@ class PipeSession:
         self._outputs_ended = asyncio.Event()
 
     def _make_pipes(self) -> list[int]:
-        """Make the three pipes, and return the program's ends: stdin, stdout and stderr."""
-        ends = []
-        for stream in (None, *Stream):
-            reading, writing = os.pipe()
-            ends.append(writing if stream else reading)
-            self._own_ends.append((stream, reading if stream else writing))
+        """Make the three pipes, and return the program's ends: stdin, stdout and stderr; raises OSError."""
+        ends: list[int] = []
+        try:
+            for stream in (None, *Stream):
+                reading, writing = os.pipe()
+                ends.append(writing if stream else reading)
+                self._own_ends.append((stream, reading if stream else writing))
+        except OSError:
+            close_all(ends)
+            self._close_pipes()
+            raise
         return ends
 
     async def _connect_pipes(self) -> None:

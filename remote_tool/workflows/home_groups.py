@@ -34,7 +34,8 @@ class Groups:
     def recall(cls, config: Config) -> Groups:
         """Return the configured groups, or the groups that were found last; an unreadable record means none."""
         if config.shared is not None:
-            return cls.of_lists([config.usual_servers] if config.shared else [])
+            others = tuple(name for name in config.usual_servers if not config.servers[name].localhost)
+            return cls.of_lists([others] if config.shared else [])
         try:
             with config.local.sharing.open("rb") as file:
                 known = json.loads(file.read(_LONGEST_MEMORY))

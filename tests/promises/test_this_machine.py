@@ -6,12 +6,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import is_running
+from tests.processes import environments, is_running, open_files
 from tests.program import remote_tool
 from tests.promises.conftest import Desk, until
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
@@ -89,8 +91,37 @@ def test_nothing_of_the_project_is_ever_removed(home: Desk) -> None:
 
 def test_git_does_not_see_our_folders(home: Desk) -> None:
     home.does(*JOB, "true", "--follow")
-    for folder in (".jobs", ".remote-scripts"):
-        assert (home.root / folder / ".gitignore").read_text() == "*\n"
+    (home.root / ".remote" / ".gitignore").write_text("*\n")
+    for words in (("init", "--quiet"), ("status", "--porcelain")):
+        ran = subprocess.run(["git", *words], cwd=home.root, capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "?? train.py\n"
+
+
+def test_the_command_that_stops_a_rented_machine_does_not_run(home: Desk) -> None:
+    home.configure(on_empty={"run": "touch stopped", "after": "1s"})
+    home.does(*JOB, "true", "--follow")
+    job_id = home.job(1)["id"]
+
+    def is_watched() -> bool:
+        folder = str(home.root / ".jobs" / job_id)
+        return any(name.startswith(folder) for pid, _ in environments() for name in _files_of(pid))
+
+    until(lambda: not is_watched(), "the supervisor of the job has ended")
+    assert not (home.root / "stopped").exists()
+
+
+def _files_of(pid: int) -> list[str]:
+    with suppress(OSError):
+        return list(open_files(pid).values())
+    return []
+
+
+def test_a_command_before_prepare_ends_with_its_own_status_also_by_a_signal_without_a_name(home: Desk) -> None:
+    shutil.rmtree(home.root / ".remote-scripts")
+    ended = {
+        command: home.tries("run", "--cmd", command).returncode for command in ("exit 6", "kill -9 $$", "kill -40 $$")
+    }
+    assert ended == {"exit 6": 6, "kill -9 $$": 137, "kill -40 $$": 168}
 
 
 def test_eight_jobs_share_four_gpus_and_each_runs_the_code_that_was_there_when_it_was_given(

@@ -101,7 +101,7 @@ class LeftoverScan:
         """Open the project's folders that may hold partial files: plain ones, and targets of a sync."""
         project = self._folders.project
         ours = {os.path.basename(self._folders.scripts), os.path.basename(self._folders.jobs)}
-        sent = _sent_folders(self._folders.code_files)
+        sent = _sent_folders(self._folders.sent_files)
         known = {"", *sent, *(name.strip("/") for name in begun if isinstance(name, str))}
         seen = set()
         for path in [*_plain_folders(project, ours, self._deadline), *(os.path.join(project, name) for name in known)]:

@@ -24,7 +24,6 @@ import time
 from contextlib import suppress
 
 from remote_tool.agent.frozen import copying, guests, links, locks, moving
-from remote_tool.agent.requests import code_files
 from remote_tool.protocol import job_folder, removing
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.limits import NEW_COPY
@@ -273,7 +272,7 @@ class Copies:
     def _link_others(self, code: str, found: List[copying.File]) -> None:
         """Link the project's files and folders that were not sent: excluded data, outputs, our folder of jobs."""
         # Code that a later sync has sent is not part of this state.
-        names = [*links.sent_names(self._folders.code_files), *(each.name for each in found)]
+        names = [*links.code_names(self._folders.scripts), *(each.name for each in found)]
         # Programs find the job's own folder there, even the project's first one.
         jobs = os.path.basename(self._folders.jobs)
         moving.follow_project(code, self._folders.project, jobs, f"{os.path.dirname(code)}/{SPARE}")
@@ -295,7 +294,7 @@ def link_new(copy: Copy) -> List[str]:
 
 def sent_to(copy: Copy) -> List[bytes]:
     """Return the names that syncs have sent to a copy's project."""
-    return links.sent_names(code_files(copy.scripts))
+    return links.code_names(copy.scripts)
 
 
 def _states_of(copy: Copy) -> List[str]:
@@ -382,7 +381,7 @@ def _read_list(copy: Copy, name: str) -> List[copying.File]:
 
 def _names(folders: Folders) -> List[bytes]:
     """Return the names that syncs have sent; of files from other jobs, those in folders that were sent."""
-    sent = links.sent_names(folders.code_files)
+    sent = links.code_names(folders.scripts)
     tops = {name.split(b"/", 1)[0] for name in sent}
     of_jobs = links.sent_names(os.path.join(folders.scripts, "from-job", "sent"))
     beside: Dict[bytes, None] = dict.fromkeys(name for name in of_jobs if name.split(b"/", 1)[0] in tops)

@@ -25,6 +25,11 @@ def sent_names(path: str) -> List[bytes]:
     return [name for name in names if not name.startswith(b"/") and b".." not in name.split(b"/")]
 
 
+def code_names(scripts: str) -> List[bytes]:
+    """Return the names of the files of a project: as sent by syncs, and as listed where it is used in place."""
+    return [name for each in ("sent", "own") for name in sent_names(os.path.join(scripts, each))]
+
+
 def with_folders(names: Iterable[bytes]) -> Set[str]:
     """Return names and the folders that they are in, relative to the project."""
     found: Set[str] = set()

@@ -39,6 +39,7 @@ KEPT_PREFIXES = ("LC_", "REMOTE_TOOL_TEST_")
 _TAKE_TERMINAL = 'exec <"$0" >"$0" 2>&1; exec /bin/sh -c "$1"'
 # The output of a terminal whose program has ended, but not all that it started.
 LAST_OUTPUT_SECONDS = 0.5
+_NAMES = {each.value: each.name.removeprefix("SIG") for each in signal.Signals if not each.name.startswith("SIGRT")}
 
 
 class LocalConnection:
@@ -123,7 +124,8 @@ class LocalSession(PipeSession):
             )
             await self._connect_pipes()
         except BaseException:
-            self.abort()
+            # The channel has not begun, so there is no end to report.
+            self._close_ends()
             raise
         finally:
             close_all(list(dict.fromkeys(ends)))
@@ -159,22 +161,35 @@ class LocalSession(PipeSession):
         with suppress(TimeoutError):
             async with asyncio.timeout(None if self._terminal is None else LAST_OUTPUT_SECONDS):
                 await self._outputs_ended.wait()
-        if status < 0:
-            self._channel.exit_signal_received(signal.Signals(-status).name.removeprefix("SIG"), False, "", "")
+        self._read_the_rest()
+        name = _NAMES.get(-status)
+        if name is None:
+            # A real-time signal has no name for SSH either; a shell reports it in this way.
+            self._channel.exit_status_received(status if status >= 0 else 128 - status)
         else:
-            self._channel.exit_status_received(status)
+            self._channel.exit_signal_received(name, False, "", "")
         self._finish()
+
+    def _read_the_rest(self) -> None:
+        """Pass on what a terminal still has, as this program may have been too busy to read it in time."""
+        if self._terminal is not None and self._open_outputs:
+            with suppress(OSError):
+                while data := os.read(self._terminal, 65536):
+                    self.data_received(Stream.OUT, data)
 
     def _finish(self) -> None:
         if self._is_over:
             return
         self._is_over = True
+        self._close_ends()
+        self._channel.connection_lost(None)
+        self._on_end(self)
+
+    def _close_ends(self) -> None:
         self._close_pipes()
         if self._terminal is not None:
             os.close(self._terminal)
             self._terminal = None
-        self._channel.connection_lost(None)
-        self._on_end(self)
 
 
 def _environment(terminal: UserTerminal | None) -> dict[str, str]:

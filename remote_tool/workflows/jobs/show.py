@@ -50,7 +50,7 @@ class JobDetails(JobsAnswer):
         related: The other jobs of its launch, the jobs that it waits for, and the job that it repeats.
         folder: Its local folder, with its output.
         remote_folder: Its folder on the server, relative to the home folder; absolute on this machine.
-        runs_in: Its working folder on the server, relative to the home folder.
+        runs_in: Its working folder on the server, relative to the home folder; absolute on this machine.
         copy_is_kept: Whether its copy of the project is on the server; None: unknown, or it runs in no copy.
         changes: The local file with the changes that were not committed; None if there were none.
         failure: The first error of the job, or of its launch; None without one.

@@ -22,7 +22,7 @@ from remote_tool.workflows.prepare.server import (
     send_project,
     set_up,
 )
-from remote_tool.workflows.prepare.shared_home import LeaderSlot, Sharing
+from remote_tool.workflows.prepare.shared_home import Sharing
 from remote_tool.workflows.prepare.steps import ServerWork, StepResult
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workflows.step_logs import remove_old_logs
@@ -120,8 +120,8 @@ async def prepare(
 def _exchange(
     pool: HostPool, config: Config, servers: Sequence[str], options: PrepareOptions, report: Report
 ) -> Exchange | None:
-    chosen = [server for server in choose_servers(config, servers) if not config.servers[server].localhost]
-    if not options.relay or len(chosen) < 2:  # noqa: PLR2004 - a server that has it, and one that lacks it
+    chosen = choose_servers(config, servers)
+    if not options.relay or len(chosen) == 1:
         return None
     from remote_tool.workflows.sync.relay import Exchange  # noqa: PLC0415 - seldom needed
 
@@ -178,8 +178,7 @@ async def _on_all(
         facts = await ask_facts(host, own_config)
         require_own_folders(facts)
         adopts = await adopts_folder(pool, own_config, server, facts.workspaces, facts.sync_state)
-        is_here = config.servers[server].localhost
-        async with nullcontext(LeaderSlot(None, has_waited=False)) if is_here else sharing.slot(host, facts) as slot:
+        async with sharing.slot(host, facts) as slot:
             if slot.follows is not None:
                 facts = await _facts_of_follower(slot.follows, host, config)
             elif slot.has_waited:

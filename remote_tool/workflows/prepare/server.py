@@ -107,8 +107,7 @@ async def send_project(
     async def send(relay: Relay | None = None) -> PushResult:
         return await sync_project(work.host, work.config, project, options, work.report, relay)
 
-    is_here = work.config.servers[work.server].localhost
-    result = await (send() if exchange is None or is_here else exchange.send(work.server, send))
+    result = await (send() if exchange is None else exchange.send(work.server, send))
     work.warnings += result.warnings
     outcome = Outcome.DONE if result.changed else Outcome.UNCHANGED
     work.results.append(StepResult("rsync", outcome, describe(result, options), time.monotonic() - began))

@@ -127,6 +127,9 @@ class Sharing:
         Raises:
             EnvironmentSetupError: A step failed on the leader, and would fail again.
         """
+        if self._config.servers[host.name].localhost:
+            yield LeaderSlot(None, has_waited=False)  # its project is in no home folder of servers
+            return
         group = await self._join(host, facts)
         has_waited = group.lock.locked() or group.is_done
         async with group.lock:

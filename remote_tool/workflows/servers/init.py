@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from remote_tool.config.hosts import ListedHost
     from remote_tool.config.servers import Server
 
-
 OPTION_HINT = "--server NAME=USER@HOST:PORT, such as gpu1=ubuntu@10.0.0.5 or gpu1=ubuntu@[fd00::5]:2222"
 _PLAIN = re.compile(r"(?:[A-Za-z_]|\.?/)[A-Za-z0-9_./-]*|\d{1,3}(?:\.\d{1,3}){3}")
 # YAML parses these words as other types than text.

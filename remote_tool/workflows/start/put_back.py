@@ -190,7 +190,7 @@ def _spec(context: Context, job: Job, ids: Mapping[str, str]) -> JobSpec:
         ),
         tags=job.tags,
         on_end=on_end_of(config, None) if runs_on_end else None,
-        on_empty=on_empty_of(config),
+        on_empty=on_empty_of(config, job.server),
         changes=_changes_of(context, job),
     )
 

@@ -108,7 +108,7 @@ def complete(spec: JobSpec, config: Config, request: JobRequest, sent: Sent, *, 
         variables=names_for_record(request.environment),
         configured_variables=names_for_record(config.variables_of(spec.server)),
         on_end=on_end_of(config, request.on_end) if runs_on_end else None,
-        on_empty=on_empty_of(config),
+        on_empty=on_empty_of(config, spec.server),
         **_settings(config, request),
     )
     code = request.code

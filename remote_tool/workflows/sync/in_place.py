@@ -35,7 +35,7 @@ def note_files(server: str, paths: RemotePaths, snapshot: Snapshot, artifacts: t
         records = _without(_matching(paths.project, artifacts), [*each_record(snapshot.sent_list)])
         _write(Path(paths.own_files), b"".join(record + b"\0" for record in records))
     except OSError as error:
-        message = f"{server}: {error.filename}: {error.strerror}"
+        message = f"{server}: {error.filename or paths.project}: {error.strerror}"
         raise SyncError(message, hint=f"ls -ld {paths.project}; df -h {paths.project}", server=server) from error
 
 

@@ -95,7 +95,7 @@ class _Waiter:
 async def relay_to_all(
     through: Through,
     servers: Sequence[str],
-    send: Callable[[str, Relay], Awaitable[PushResult]],
+    send: Callable[[str, Relay | None], Awaitable[PushResult]],
     report: Report,
     *,
     checksum: bool,
@@ -161,9 +161,11 @@ class Exchange:
 
     # Called by a sync
 
-    async def send(self, server: str, push: Callable[[Relay], Awaitable[PushResult]]) -> PushResult:
-        """Sync a server, tracked meanwhile: it may become a source."""
+    async def send(self, server: str, push: Callable[[Relay | None], Awaitable[PushResult]]) -> PushResult:
+        """Sync a server, tracked meanwhile: it may become a source, unless it is this machine."""
         try:
+            if self._config.servers[server].localhost:
+                return await push(None)
             result = await push(partial(self._relay, server))
             self._holders[server] = result.snapshot
             self._sent += result.bytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from remote_tool.errors import AnotherWorkspaceError, ConnectionLostError, RemoteToolError
 from remote_tool.jobs.registry import Registry
 from remote_tool.readable import readable_size
-from remote_tool.transport.pool import Results, on_every
+from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync import last_sync
 from remote_tool.transport.sync.failures import BrokenSyncError
 from remote_tool.transport.sync.project.workspace import own_workspace
@@ -25,11 +25,11 @@ from remote_tool.workflows.sync.project import ProjectSnapshot, report_skipped
 from remote_tool.workflows.transfer_pace import TransferPace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from remote_tool.config.model import Config
     from remote_tool.transport.host import Host
-    from remote_tool.transport.pool import HostPool
+    from remote_tool.transport.pool import HostPool, Results
     from remote_tool.transport.sync.project.contents import Snapshot
     from remote_tool.transport.sync.relayed import Relay
     from remote_tool.workflows.events import Report
@@ -64,34 +64,20 @@ async def sync(
                 return await send_project(await pool.host(server), config, project, options, report, relay)
 
     try:
-        others = [server for server in chosen if not config.servers[server].localhost]
-        if options.relay and not options.dry_run and len(others) > 1:
-            sending = _relay(through or Through(pool, config), chosen, others, send, report, options)
+        if options.relay and not options.dry_run and len(chosen) > 1:
+            from remote_tool.workflows.sync.relay import relay_to_all  # noqa: PLC0415 - a relay is seldom asked for
+
+            asked = through or Through(pool, config)
+            sending = relay_to_all(asked, chosen, send, report, checksum=options.checksum)
         else:
             sending = on_every(chosen, send)
         results = await project.while_listed(chosen, sending)
-        if any(server in results.values for server in others):
+        if any(not config.servers[server].localhost for server in results.values):
             await report_skipped(project, report, is_project=not options.only_adds)
     finally:
         project.cancel()
     remove_old_logs(config.local)
     return results
-
-
-async def _relay(
-    through: Through,
-    chosen: Sequence[str],
-    others: Sequence[str],
-    send: Callable[[str, Relay | None], Awaitable[PushResult]],
-    report: Report,
-    options: SyncOptions,
-) -> Results[PushResult]:
-    """Send to one server and from there to the others; on this machine, there is nothing to send."""
-    from remote_tool.workflows.sync.relay import relay_to_all  # noqa: PLC0415 - a relay is seldom asked for
-
-    here = await on_every([server for server in chosen if server not in others], lambda server: send(server, None))
-    results = await relay_to_all(through, others, send, report, checksum=options.checksum)
-    return Results({**here.values, **results.values}, {**here.errors, **results.errors})
 
 
 async def send_project(

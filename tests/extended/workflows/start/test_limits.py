@@ -93,10 +93,15 @@ def test_invalid_limits_are_refused(options: dict[str, Any], message: str) -> No
 
 
 def test_the_command_for_an_empty_server_needs_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = make_project(tmp_path / "project", [], on_empty={"run": "stop", "secrets": ["CLOUD_TOKEN"], "after": "90s"})
-    config = Workspace.find(root).config
+    (tmp_path / ".remote").mkdir()
+    (tmp_path / ".remote" / "configs.yaml").write_text(
+        "name: project\n"
+        "servers: {first: {hostname: 127.0.0.1}}\n"
+        "on_empty: {run: stop, secrets: [CLOUD_TOKEN], after: 90s}\n"
+    )
+    config = Workspace.find(tmp_path).config
     monkeypatch.delenv("CLOUD_TOKEN", raising=False)
     with pytest.raises(UsageError, match=r"^on_empty in configs\.yaml needs CLOUD_TOKEN, which is not set here"):
-        on_empty_of(config)
+        on_empty_of(config, "first")
     monkeypatch.setenv("CLOUD_TOKEN", "a secret of the cloud")
-    assert on_empty_of(config) == ("stop", {"CLOUD_TOKEN": "a secret of the cloud"}, 90.0)
+    assert on_empty_of(config, "first") == ("stop", {"CLOUD_TOKEN": "a secret of the cloud"}, 90.0)
