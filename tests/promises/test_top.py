@@ -81,7 +81,7 @@ def test_without_a_terminal_it_names_what_needs_none(project: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "status"), [("q", 0), ("SIGTERM", 143)])
+@pytest.mark.parametrize(("how", "status"), [("q", 0), ("SIGTERM", 143), ("SIGINT", 130)])
 def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) -> None:
     with Terminal("top", cwd=project) as terminal:
         before = terminal.modes
@@ -90,11 +90,42 @@ def test_the_terminal_is_left_as_it_was(project: Path, how: str, status: int) ->
         if how == "q":
             terminal.type("q")
         else:
-            terminal.process.send_signal(signal.SIGTERM)
+            terminal.process.send_signal(signal.Signals[how])
         assert terminal.end(seconds=40) == status
         assert terminal.modes == before
     assert terminal.raw.rfind(b"\x1b[?1049l") > terminal.raw.rfind(b"\x1b[?1049h")
     assert terminal.raw.rfind(b"\x1b[?25h") > terminal.raw.rfind(b"\x1b[?25l")
+
+
+@pytest.mark.slow
+def test_s_sorts_the_table_with_the_cursor_by_its_next_column(project: Path) -> None:
+    with Terminal("top", cwd=project) as terminal:
+        terminal.until("sorted by name and key", seconds=60)
+        terminal.type("s\ts")
+        terminal.until("sorted by use and server", seconds=40)
+        terminal.type("q")
+        assert terminal.end(seconds=40) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_over", [False, True], ids=["attached", "asked for Enter"])
+def test_a_signal_ends_top_while_the_terminal_of_a_job_is_shown(project: Path, *, is_over: bool) -> None:
+    job = Workspace.find(project).start("first", "echo $((600 + 14)); exec cat", terminal="command").job
+    try:
+        with Terminal("top", cwd=project) as terminal:
+            before = terminal.modes
+            terminal.until("echo $((600", seconds=60)
+            terminal.type("\x1b[B" * 30)
+            terminal.type("a")
+            terminal.until("614", seconds=60)
+            if is_over:
+                terminal.type("\x1d")
+                terminal.until("Press Enter to go back to top.", seconds=40)
+            terminal.process.send_signal(signal.SIGTERM)
+            assert terminal.end(seconds=40) == 143
+            assert terminal.modes == before
+    finally:
+        kill(project, job)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ It is a module of its own because it loads Textual.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import termios
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from threading import Thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import remote_tool
 from remote_tool.cli.output import streams
@@ -25,6 +26,7 @@ from remote_tool.workflows.selection import JobSelection, choose_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from remote_tool.cli.groups import ConnectionFlags, Targets
     from remote_tool.jobs.job import Job
@@ -61,11 +63,32 @@ def show_screen(targets: Targets, connection: ConnectionFlags, interval: float) 
         if not board.has_ended:
             hooks.is_shown = True
             with terminal_restored():
-                TopApp(board, _Keys(watching)).run()
+                _run_until_signal(TopApp(board, _Keys(watching)))
         if board.has_ended:
             running.result()
     finally:
         running.stop()
+
+
+def _run_until_signal(app: TopApp) -> None:
+    """Show the screen; a signal leaves it as a key does, and then the program.
+
+    The usual handlers raise an exception. Between two steps of the event loop, that would lose the next step of a task,
+    for whose end the loop then waits.
+    """
+    came: list[int] = []
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+
+        def leave(number: int, _frame: FrameType | None) -> None:
+            came.append(number)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(app.exit)
+
+        with _handled_by(leave, signal.SIGTERM, signal.SIGINT):
+            runner.run(app.run_async())
+    if came:
+        signal.raise_signal(came[0])
 
 
 class _Hooks:
@@ -149,13 +172,31 @@ class _Keys:
     def _run(self, *words: str) -> None:
         """Run a command of this program on the terminal, in its own process, then wait for Enter."""
         # Ctrl-C is for that command alone. It would inherit SIG_IGN, but not a handler.
-        former_handler = signal.signal(signal.SIGINT, lambda _number, _frame: None)
         try:
-            subprocess.run([sys.executable, "-m", "remote_tool", *words], cwd=self._workspace.root, check=False)
-            streams.write_text(streams.OUT, "\nPress Enter to go back to top. ")
-            sys.stdin.readline()
-        finally:
-            signal.signal(signal.SIGINT, former_handler)
+            with _handled_by(lambda _number, _frame: None, signal.SIGINT), _handled_by(_raise_left, signal.SIGTERM):
+                subprocess.run([sys.executable, "-m", "remote_tool", *words], cwd=self._workspace.root, check=False)
+                streams.write_text(streams.OUT, "\nPress Enter to go back to top. ")
+                sys.stdin.readline()
+        except _LeftError:
+            signal.raise_signal(signal.SIGTERM)
+
+
+class _LeftError(Exception):
+    """SIGTERM came while another command had the terminal."""
+
+
+def _raise_left(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise _LeftError
+
+
+@contextmanager
+def _handled_by(handle: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+    former_handlers = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former_handler in former_handlers.items():
+            signal.signal(number, former_handler)
 
 
 @contextmanager
