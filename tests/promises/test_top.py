@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from remote_tool import JobSelection, Workspace
+from remote_tool import JobSelection, StartRequest, Workspace
 from tests.described import undescribed
 from tests.program import remote_tool
 from tests.project import kill, start
@@ -110,7 +110,8 @@ def test_s_sorts_the_table_with_the_cursor_by_its_next_column(project: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_over", [False, True], ids=["attached", "asked for Enter"])
 def test_a_signal_ends_top_while_the_terminal_of_a_job_is_shown(project: Path, *, is_over: bool) -> None:
-    job = Workspace.find(project).start("first", "echo $((600 + 14)); exec cat", terminal="command").job
+    request = StartRequest("echo $((600 + 14)); exec cat", ("first",), terminal="command")
+    (job,) = Workspace.find(project).start_jobs(request).jobs
     try:
         with Terminal("top", cwd=project) as terminal:
             before = terminal.modes
