@@ -108,7 +108,9 @@ OF_A_JOB
 - `keys`, for each server: `"server", "state", "key", "line", "file", "changed"`; the state is `works`, `added` or
   `missing`.
 - `check`, for each server: `"name", "checks": [{"name", "status", "value", "hint"}]`; the status is `ok`, `warn`,
-  `fail` or `unknown`.
+  `fail` or `unknown`. With `--exercise`, there is `"exercise": {"ranks", "all_reduce_bits_per_second", "devices":
+  [{"server", "device", "name", "flops", "type", "median"}], "health": [{"server", "device", "temperature", "throttled",
+  "uncorrected", "corrected"}]}`; `device` is null for a CPU.
 - `bandwidth`: `{"links": [{"from", "to", "gbit_per_second", "round_trip_ms", "interface", "to_interface", "address",
   "method", "error"}], "errors": […]}`; values that were not measured are null.
 - `gpus`, for each server: `"server", "gpus", "queue", "problem", "notes"`. A GPU: `"index", "uuid", "name", "state",

@@ -84,6 +84,8 @@ LATEST_MOMENT = 2**34
 # Seconds between the samples of ``top``.
 SHORTEST_INTERVAL = 0.5
 DEFAULT_INTERVAL = 2.0
+# The most that check --exercise takes by default.
+EXERCISE_SECONDS = 60.0
 LONGEST_INTERVAL = 3600
 # Linux allows 128 KiB for NAME=VALUE with its terminator. All together may have 2 MiB, including the login's.
 LONGEST_VARIABLE = 128 * 1024 - 1

@@ -6,6 +6,7 @@ __all__ = [
     "context",
     "demo",
     "events",
+    "exercise",
     "fan_out",
     "forward",
     "jobs",

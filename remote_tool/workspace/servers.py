@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_tool.config.limits import names_of
 from remote_tool.config.loading import remark_on_terminals
-from remote_tool.protocol.limits import DEFAULT_INTERVAL
+from remote_tool.protocol.limits import DEFAULT_INTERVAL, EXERCISE_SECONDS
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import choose_servers
 from remote_tool.workspace.project import Project, checked
@@ -48,11 +48,24 @@ class ServerMethods(Project):
         work = self._work(lambda context: install_keys(context, request))
         return checked(work, check=check)
 
-    def check(self, servers: Sequence[str] = ()) -> CheckAnswer:
-        """Check that servers are ready for training together; change nothing, and raise no error of a server."""
-        from remote_tool.workflows.servers.check import check
+    def check(
+        self, servers: Sequence[str] = (), *, exercise: bool = False, seconds: float = EXERCISE_SECONDS
+    ) -> CheckAnswer:
+        """Check that servers are ready for training together; change nothing, and raise no error of a server.
+
+        Args:
+            servers: Names; empty: all.
+            exercise: Also run jobs that exercise the GPUs, or the CPU where there is none, and the network.
+            seconds: The most that the exercise takes, from 10 to 3600, after waiting at most as long for free GPUs.
+
+        Raises:
+            UsageError: The time is out of range.
+        """
+        from remote_tool.workflows.servers.check import check, check_and_exercise
 
         self._warn_of_terminals(servers)
+        if exercise:
+            return self._work(lambda context: check_and_exercise(context, servers, seconds))
         return self._work(lambda context: check(context.pool, context.config, servers))
 
     def _warn_of_terminals(self, servers: Sequence[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from remote_tool.cli.groups import ConnectionFlags, Targets
 from remote_tool.cli.options import AsJson
@@ -12,24 +14,38 @@ from remote_tool.cli.output.console import inform, leave_unless_ok, say
 from remote_tool.cli.output.json_output import errors_as_json, print_json
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.plain import STATUS_WORDS, plain_rows
+from remote_tool.protocol.limits import EXERCISE_SECONDS
 from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from remote_tool.environments.checks.checks import Check
+    from remote_tool.workflows.exercise.exercise import Exercise
     from remote_tool.workflows.servers.check import CheckAnswer, ServerReport
 
 
 def check(
     *,
     targets: Targets,
+    exercise: Annotated[
+        bool,
+        typer.Option("--exercise", help="Also measure all GPUs and the network under load, by jobs of their own."),
+    ] = False,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", metavar="N", help="Exercise for at most N seconds, after waiting for free GPUs."),
+    ] = EXERCISE_SECONDS,
     json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
-    """Check that servers are ready for training together, and suggest fixes; changes nothing."""
+    """Check that servers are ready for training together, and suggest fixes; changes nothing.
+
+    With --exercise, jobs multiply matrices on every GPU, or on the CPU where there is none, and sum tensors over all
+    servers; a GPU or a server much slower than the others fails. Without torch in the environment, it fails too.
+    """
     with connection.console("checking") as console:
-        answer = targets.find_workspace(console).check(targets.servers)
+        answer = targets.find_workspace(console).check(targets.servers, exercise=exercise, seconds=seconds)
     if json:
         print_json(_document(answer))
     else:
@@ -41,7 +57,17 @@ def check(
 
 def _document(answer: CheckAnswer) -> dict[str, Any]:
     servers = [{"name": each.name, "checks": [asdict(check) for check in each.checks]} for each in answer.servers]
-    return {"servers": servers, "errors": errors_as_json(answer.errors)}
+    document = {"servers": servers, "errors": errors_as_json(answer.errors)}
+    return document if answer.exercise is None else {**document, "exercise": _measured(answer.exercise)}
+
+
+def _measured(exercise: Exercise) -> dict[str, Any]:
+    return {
+        "ranks": exercise.ranks,
+        "all_reduce_bits_per_second": exercise.all_reduce_bits,
+        "devices": [asdict(device) for device in exercise.devices],
+        "health": [{"server": server, **asdict(each)} for server, health in exercise.health.items() for each in health],
+    }
 
 
 def _print(servers: Sequence[ServerReport]) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from remote_tool.config.model import Config
     from remote_tool.transport.host import Channel, Host, Login
     from remote_tool.transport.pool import HostPool
+    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.exercise.exercise import Exercise
 
 # For all facts without nvidia-smi, which is run up to four times: they take a second, after the programs of the login.
 OTHER_SECONDS = 20.0
@@ -60,10 +62,12 @@ class CheckAnswer:
     Attributes:
         servers: All checked servers, including unreachable ones.
         errors: The error of each server that did not answer.
+        exercise: What an exercise measured; None without one.
     """
 
     servers: tuple[ServerReport, ...]
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
+    exercise: Exercise | None = None
 
     @property
     def is_fit(self) -> bool:
@@ -120,6 +124,22 @@ async def check(
         for name in names
     ]
     return CheckAnswer(tuple(reports), results.errors)
+
+
+async def check_and_exercise(context: Context, servers: Sequence[str], seconds: float) -> CheckAnswer:
+    """Check servers, then exercise those that answered for at most this many seconds."""
+    from remote_tool.workflows.exercise.exercise import check_seconds, exercise  # noqa: PLC0415 - loads what launches need
+
+    check_seconds(seconds)
+    answer = await check(context.pool, context.config, servers)
+    names = [report.name for report in answer.servers if report.name not in answer.errors]
+    exercised = await exercise(context, names, seconds) if names else None
+    if exercised is None:
+        return answer
+    reports = [
+        replace(report, checks=(*report.checks, *exercised.checks.get(report.name, ()))) for report in answer.servers
+    ]
+    return replace(answer, servers=tuple(reports), exercise=exercised)
 
 
 def _configured_names(config: Config) -> tuple[str, ...]:

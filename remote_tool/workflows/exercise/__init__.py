@@ -1,0 +1,3 @@
+"""Exercise the GPUs of servers and the network between them."""
+
+__all__ = ["exercise"]

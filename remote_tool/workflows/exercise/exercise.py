@@ -1,0 +1,246 @@
+"""check --exercise: have all servers multiply matrices and sum tensors together for a minute, as one launch.
+
+It is a launch like any other, so its GPUs are reserved, its processes end with it, and its output is kept. It sends no
+files: the program is an environment variable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import shlex
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from remote_tool.environments.checks.checks import Check, Status
+from remote_tool.environments.checks.exercise import (
+    ExercisedDevice,
+    GpuHealth,
+    NodeMeasurement,
+    judge,
+    read_measurement,
+    with_medians,
+)
+from remote_tool.errors import JobError, RemoteToolError, UsageError
+from remote_tool.launchers.plan import Launcher
+from remote_tool.launchers.request import LaunchRequest
+from remote_tool.workflows.events import Notice
+from remote_tool.workflows.exercise import program
+from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, follow_jobs
+from remote_tool.workflows.jobs.stop import stop_on_servers
+from remote_tool.workflows.launch.launch import all_or_none, make_plan, make_specs
+from remote_tool.workflows.launch.node_facts import ask_facts
+from remote_tool.workflows.start.free_gpus import ask_free_gpus
+from remote_tool.workflows.start.send import Sent, complete
+from remote_tool.workflows.start.start_specs import start_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.jobs.job import Job
+    from remote_tool.launchers.plan import NodeFacts
+    from remote_tool.workflows.context import Context
+
+LEAST_SECONDS, MOST_SECONDS = 10.0, 3600.0
+# Until the servers have started it, and have reported its end.
+SPARE_SECONDS = 30.0
+STOP_SECONDS = 20.0
+GPU_PAUSE = 2.0
+NAME = "exercise"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What an exercise measured.
+
+    Attributes:
+        devices: Every GPU, and the CPU of each server without one.
+        health: What nvidia-smi said about the GPUs of each server.
+        ranks: The number of ranks that took part.
+        all_reduce_bits: Bus bandwidth of the all-reduce over all ranks, in bit/s; None with one rank.
+        checks: The checks of each server.
+    """
+
+    devices: tuple[ExercisedDevice, ...] = ()
+    health: Mapping[str, tuple[GpuHealth, ...]] = field(default_factory=dict)
+    ranks: int = 0
+    all_reduce_bits: float | None = None
+    checks: Mapping[str, tuple[Check, ...]] = field(default_factory=dict)
+
+
+def check_seconds(seconds: float) -> None:
+    """Refuse a time in which nothing can be measured, or that nobody would wait for."""
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        raise UsageError(f"--seconds must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, found {seconds:g}")
+
+
+async def exercise(context: Context, servers: Sequence[str], seconds: float) -> Exercise:
+    """Exercise servers together; a server that cannot take part has a failed check, and raises nothing.
+
+    Args:
+        context: The command's context.
+        servers: Those that answered.
+        seconds: The most that the exercise takes, after waiting at most as long for GPUs.
+    """
+    failed: dict[str, tuple[Check, ...]] = {}
+    request = LaunchRequest(
+        f'python -c "${program.SOURCE}"',
+        tuple(servers),
+        environment={program.SOURCE: inspect.getsource(program)},
+        sync=False,
+        launcher="shell",
+        frozen=False,
+        name=NAME,
+        max_duration=seconds + SPARE_SECONDS,
+        stop_if_idle=0,
+        on_end="",
+    )
+    nodes = await _find_nodes(context, request, servers, failed)
+    nodes = await _find_gpus(context, nodes, seconds, failed)
+    try:
+        jobs, ranks = await _start(context, request, list(nodes.values()), seconds) if nodes else ((), 0)
+    except RemoteToolError as error:
+        jobs, ranks = (), 0
+        failed |= {error.server if error.server in nodes else server: (_failed(error),) for server in nodes}
+    measured, problems = await _follow(context, jobs, seconds)
+    checks = judge(measured, ranks)
+    for server, problem in problems.items():
+        checks[server] = [*checks.get(server, []), problem]
+    devices = with_medians(each for found in measured.values() for each in found.devices)
+    return Exercise(
+        devices,
+        {server: tuple(found.health) for server, found in measured.items() if found.health},
+        ranks,
+        next((found.bits for found in measured.values() if found.bits is not None), None),
+        {**failed, **{server: tuple(own) for server, own in checks.items()}},
+    )
+
+
+def _failed(error: RemoteToolError) -> Check:
+    return Check(NAME, Status.FAIL, error.message, error.hint)
+
+
+async def _find_nodes(
+    context: Context, request: LaunchRequest, servers: Sequence[str], failed: dict[str, tuple[Check, ...]]
+) -> dict[str, NodeFacts]:
+    """Return the servers with torch, one for each machine."""
+    asked = await ask_facts(context, request, servers)
+    failed |= {server: (_failed(error),) for server, error in asked.errors.items()}
+    for server, facts in asked.values.items():
+        if not facts.torch:
+            hint = f"add torch to the requirements; remote-tool update-packages --server {server}"
+            failed[server] = (Check(NAME, Status.FAIL, "its environment has no torch", hint),)
+    nodes = {server: facts for server, facts in asked.values.items() if server not in failed}
+    while True:
+        try:
+            Launcher.named(request.launcher).check(list(nodes.values()))
+        except JobError as error:
+            failed[error.server] = (_failed(error),)
+            del nodes[error.server]
+        else:
+            return nodes
+
+
+async def _find_gpus(
+    context: Context, nodes: Mapping[str, NodeFacts], seconds: float, failed: dict[str, tuple[Check, ...]]
+) -> dict[str, NodeFacts]:
+    """Return the servers whose GPUs are free, after waiting for them; their devices are the number to reserve."""
+    deadline, last = time.monotonic() + seconds, ""
+    while True:
+        asked = await ask_free_gpus(context, [*nodes])
+        taken = {server: text for server, gpus in asked.values.items() if (text := gpus.problem(gpus.total))}
+        if not taken or time.monotonic() > deadline:
+            break
+        text = "; ".join(f"{server}: {why}" for server, why in taken.items())
+        if text != last:
+            context.report(Notice("", f"the exercise waits for GPUs: {text}"))
+            last = text
+        await asyncio.sleep(GPU_PAUSE)
+    failed |= {server: (_failed(error),) for server, error in asked.errors.items()}
+    for server, text in taken.items():
+        failed[server] = (Check(NAME, Status.FAIL, f"its GPUs are in use: {text}", "remote-tool gpus"),)
+    free = {server: gpus.total for server, gpus in asked.values.items()}
+    # Where GPUs cannot be reserved, such as AMD's, all are used as they are.
+    return {
+        server: replace(facts, gpus=free.get(server) or facts.gpus)
+        for server, facts in nodes.items()
+        if server not in failed
+    }
+
+
+async def _start(
+    context: Context, request: LaunchRequest, nodes: Sequence[NodeFacts], seconds: float
+) -> tuple[tuple[Job, ...], int]:
+    """Start the launch; return its jobs and the number of ranks.
+
+    Raises:
+        JobError: A server cannot reach the first one, or did not start; nothing runs.
+    """
+    launcher = Launcher.named(request.launcher)
+    plan = await make_plan(context, replace(request, lost_after=context.config.lost_after), nodes, launcher)
+    counts = [max(1, node.gpus) for node in nodes]
+    leaders = [sum(counts[:place]) for place in range(len(counts))]
+    common = {
+        "seconds": seconds,
+        "ranks": sum(counts),
+        "leaders": leaders,
+        "nccl": all(node.gpus for node in nodes),
+    }
+    specs = []
+    for node, leader, spec in zip(nodes, leaders, make_specs(plan, request), strict=True):
+        own = {**common, "devices": node.gpus, "first_rank": leader}
+        specs.append(
+            replace(
+                complete(spec, context.config, request, Sent({})),
+                environment={**spec.environment, program.PLAN: json.dumps(own)},
+                gpus=node.devices or None,
+                gpu_count=node.gpus or None,
+                waits=False,
+            )
+        )
+    answer = await all_or_none(context, await start_specs(context, specs))
+    for error in answer.errors.values():
+        raise error
+    return answer.jobs, sum(counts)
+
+
+async def _follow(
+    context: Context, jobs: Sequence[Job], seconds: float
+) -> tuple[dict[str, NodeMeasurement], dict[str, Check]]:
+    """Follow the jobs to their end; return what each server measured, and why one did not."""
+    if not jobs:
+        return {}, {}
+    printed: dict[str, bytearray] = {job.server: bytearray() for job in jobs}
+
+    def keep(chunk: Chunk) -> None:
+        if chunk.stream == "out":
+            printed[chunk.job.server] += chunk.data
+
+    answer = FollowAnswer(tuple(jobs))
+    try:
+        async with asyncio.timeout(seconds + SPARE_SECONDS):
+            answer = await follow_jobs(context, jobs, keep, FollowOptions(started=True))
+    except TimeoutError:
+        await stop_on_servers(context, jobs)
+    except asyncio.CancelledError:
+        async with asyncio.timeout(STOP_SECONDS):
+            await stop_on_servers(context, jobs)
+        raise
+    measured = {server: read_measurement(server, text.decode(errors="replace")) for server, text in printed.items()}
+    return measured, _find_problems(answer, measured)
+
+
+def _find_problems(answer: FollowAnswer, measured: Mapping[str, NodeMeasurement]) -> dict[str, Check]:
+    problems = {}
+    for job in answer.jobs:
+        hint = f"remote-tool job-tail {shlex.quote(str(job.key))}"
+        if error := answer.errors.get(job.server):
+            problems[job.server] = _failed(error)
+        elif measured[job.server].problems:
+            problems[job.server] = Check(NAME, Status.FAIL, measured[job.server].problems[0], hint)
+        elif job.program_exit_code != 0:
+            ended = job.reason or f"ended as {job.state}"
+            problems[job.server] = Check(NAME, Status.FAIL, f"did not complete: {ended}", hint)
+    return problems
