@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ class Site:
     cut: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     url: str = ""
+    port: int = 0
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -72,12 +74,17 @@ def _page(folder: Path) -> bytes:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Site]:
-    """Serve a folder while the context lasts."""
+def serve(folder: Path, certificate: Path | None = None) -> Iterator[Site]:
+    """Serve a folder while the context lasts, over TLS with a certificate and its key."""
     site = Site(folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, site))
     server.daemon_threads = True
-    site.url = f"http://127.0.0.1:{server.server_address[1]}"
+    site.port = int(server.server_address[1])
+    site.url = f"http://127.0.0.1:{site.port}"
+    if certificate is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate)
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=partial(server.serve_forever, poll_interval=0.01), daemon=True)
     thread.start()
     try:

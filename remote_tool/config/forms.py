@@ -196,6 +196,9 @@ CONFIGURED_HOST = Validator(
     "a host name, an address or an alias from ~/.ssh/config, optionally with user@ in front, without a port",
     _is_login,
 )
+INTERNET_HOST = Validator(
+    "a host name, such as index.example.com or *.example.org", lambda text: _is_host(text.removeprefix("*."))
+)
 PORT = Validator(f"a whole number from 1 to {LARGEST_PORT}", _is_port)
 LOCAL_PATH = Validator(
     "the path of a local file: relative to the project, absolute, or starting with ~/", _is_local_path

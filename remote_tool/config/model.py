@@ -27,7 +27,7 @@ from remote_tool.config.readers import (
     variables,
     yes_or_no,
 )
-from remote_tool.config.servers import read_default_server
+from remote_tool.config.servers import Internet, read_default_server
 from remote_tool.protocol.limits import DEFAULT_IDLE_AFTER, DEFAULT_LOG_LIMIT, DEFAULT_LOST_AFTER
 from remote_tool.redaction import hide
 
@@ -352,6 +352,25 @@ class Config:
             "GPUs or other jobs; `always`, all; `never`, none. See [frozen code](guide.md#frozen-code).",
         ),
     )
+    internet: Internet = field(
+        default=Internet.DIRECT,
+        metadata=key(
+            choice(Internet),
+            "`direct`",
+            "How servers reach package indexes: `direct`, or `through-me`, through this machine while a step of "
+            "`prepare`, `setup` or `update-packages` runs. See "
+            "[a server without internet](guide.md#a-server-without-internet).",
+        ),
+    )
+    internet_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=key(
+            texts(forms.INTERNET_HOST, "a list of host names, such as [index.example.com, '*.example.org']"),
+            "those of usual package indexes",
+            "More hosts that servers may reach through this machine, such as that of your own index; `*.` in front "
+            "stands for all names below.",
+        ),
+    )
     on_empty: OnEmpty | None = field(
         default=None,
         metadata=key(
@@ -447,6 +466,11 @@ class Config:
         """The shell commands to run before each command on a server; may be empty."""
         own = self.servers[server].setup
         return (self.setup if own is None else own) or ""
+
+    def internet_of(self, server: str) -> Internet:
+        """How steps on a server reach package indexes; on this machine, always by themselves."""
+        own = self.servers[server]
+        return Internet.DIRECT if own.localhost else own.internet or self.internet
 
     def variables_of(self, server: str) -> dict[str, str]:
         """The variables that the configuration sets for commands on a server.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from remote_tool.config import forms
 from remote_tool.config.devices import read_devices
 from remote_tool.config.environment import Environment, read_environment
 from remote_tool.config.keys import key, keys_of, read_keys
-from remote_tool.config.readers import local_path, script, text, text_of, variables, yes_or_no
+from remote_tool.config.readers import choice, local_path, script, text, text_of, variables, yes_or_no
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +30,13 @@ THIS_MACHINE = "localhost"
 HERE = "here"
 # Keys of a server that one logs in to.
 _OF_LOGINS = ("hostname", "username", "port", "private_key", "password", "password_env")
+
+
+class Internet(StrEnum):
+    """How steps on a server reach package indexes: by themselves, or through this machine."""
+
+    DIRECT = "direct"
+    THROUGH_ME = "through-me"
 
 
 def _literal_words(form: Validator) -> Reader:
@@ -166,6 +174,14 @@ class Server:
             script,
             "as for all",
             "This server's setup script, which replaces the one for all.",
+        ),
+    )
+    internet: Internet | None = field(
+        default=None,
+        metadata=key(
+            choice(Internet),
+            "as for all",
+            "How this server reaches the internet, in place of `internet` for all.",
         ),
     )
     env: Mapping[str, str] = field(

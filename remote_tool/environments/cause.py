@@ -74,7 +74,9 @@ def _shortened(line: str) -> str:
     return line if len(line) <= LONGEST_CAUSE else f"{line[: LONGEST_CAUSE - 1]}…"
 
 
-def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3", kind: str = "miniconda") -> str:
+def hint_from_output(
+    facts: ServerFacts, output: bytes, *, version: str = "3", kind: str = "miniconda", is_direct: bool = True
+) -> str:
     """Return advice if the output of a step shows that the server lacks something; else an empty string."""
     if b"No space left on device" in output or b"Disk quota exceeded" in output:
         return f"the disk of {facts.server} is full: free some space, then run the command again"
@@ -88,7 +90,7 @@ def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3", k
             "the version comes from git, and the git history is not sent: "
             'set env: {SETUPTOOLS_SCM_PRETEND_VERSION: "1.0"} in .remote/configs.yaml'
         )
-    if without_index := _hint_without_index(facts, output):
+    if without_index := _hint_without_index(facts, output, is_direct=is_direct):
         return without_index
     for tool, message in _MISSING:
         if message.search(output):
@@ -96,11 +98,12 @@ def hint_from_output(facts: ServerFacts, output: bytes, *, version: str = "3", k
     return ""
 
 
-def _hint_without_index(facts: ServerFacts, output: bytes) -> str:
+def _hint_without_index(facts: ServerFacts, output: bytes, *, is_direct: bool) -> str:
     """Return advice if the server reaches no package index; else an empty string."""
     variable, value = ("UV_NO_BUILD_ISOLATION", 1) if facts.uv else ("PIP_NO_BUILD_ISOLATION", 0)
+    through = "set internet: through-me to reach it through this machine; or " if is_direct else ""
     index = (
-        f"set {'UV_DEFAULT_INDEX' if facts.uv else 'PIP_INDEX_URL'} under env: to an index that it can reach, "
+        f"{through}set {'UV_DEFAULT_INDEX' if facts.uv else 'PIP_INDEX_URL'} under env: to an index that it can reach, "
         "or environment: {existing: PREFIX} to an environment that has the packages"
     )
     if _NO_BUILD_ENVIRONMENT.search(output) and (_NO_INDEX.search(output) or b"(from versions: none)" in output):

@@ -43,9 +43,10 @@ class HostPool:
         ask_password: Prompts for a secret; None without a terminal.
         confirm: Asks whether to trust new host keys; None without a terminal.
         adopt: Asks whether to share a folder that another workspace has sent; None without a terminal.
+        allow: Asks whether servers may reach a host through this machine; None without a terminal.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter per callback
         self,
         config: Config,
         *,
@@ -54,12 +55,13 @@ class HostPool:
         ask_password: Callable[[str], str | None] | None = None,
         confirm: Callable[[str], bool] | None = None,
         adopt: Callable[[str], bool] | None = None,
+        allow: Callable[[str], bool] | None = None,
     ) -> None:
         self._config = config
         self._report = report or _ignore_notice
         # The caller reports the silence of these servers.
         self.watched: set[str] = set()
-        self.prompter = Prompter(ask_password, confirm, adopt)
+        self.prompter = Prompter(ask_password, confirm, adopt, allow)
         self._context = ConnectionContext(
             rules=HostKeyRules(
                 config.local.known_hosts,

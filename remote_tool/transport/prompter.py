@@ -23,11 +23,15 @@ class Prompter:
         ask: Callable[[str], str | None] | None,
         confirm: Callable[[str], bool] | None = None,
         adopt: Callable[[str], bool] | None = None,
+        allow: Callable[[str], bool] | None = None,
     ) -> None:
         self._ask = ask
         self._confirm = confirm
         self._adopt = adopt
+        self._allow = allow
+        self._allowed: dict[str, bool] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._one_host_at_a_time = asyncio.Lock()
 
     @property
     def can_ask(self) -> bool:
@@ -51,6 +55,16 @@ class Prompter:
     async def adopt(self, question: str) -> bool:
         """Ask whether to share a folder that another workspace has sent."""
         return self._adopt is not None and bool(await self._answer(partial(self._adopt, question)))
+
+    async def allow(self, host: str) -> bool:
+        """Ask once whether servers may reach a host of the internet through this machine."""
+        if self._allow is None:
+            return False
+        async with self._one_host_at_a_time:
+            if host not in self._allowed:
+                question = f"Let servers reach {host} through this machine?"
+                self._allowed[host] = bool(await self._answer(partial(self._allow, question)))
+        return self._allowed[host]
 
     async def _answer(self, ask: Callable[[], T]) -> T | None:
         async with self._one_at_a_time:

@@ -27,7 +27,7 @@ NO_PROJECT, NO_SUPERVISOR, NO_PYTHON, NO_PYTHON_AT_ALL, NO_SPACE = 96, 97, 98, 9
 # This operation runs with any Python of the server if ours is missing, as in an unfinished environment.
 ANY_PYTHON = "clean"
 # These operations need nothing but a Python: on a server that is not prepared, the agent runs from memory.
-ANYWHERE = {"bandwidth_connect", "bandwidth_listen", "bare_shell", "gpus", "own_addresses", "top"}
+ANYWHERE = {"bandwidth_connect", "bandwidth_listen", "bare_shell", "forward", "gpus", "own_addresses", "top"}
 _START = f'{SUPERVISOR_MARKER}=1 exec "$python" -I -S'
 _IS_NEW = "import sys; sys.exit(sys.version_info < (3, 8))"
 _FIND_PYTHON = f"""python=

@@ -44,6 +44,8 @@ class Hooks:
             host whose key is new.
         adopt: Asks the user whether to share a server's folder that another workspace has sent; without it, nothing is
             sent there.
+        allow: Asks the user whether servers may reach a host through this machine that is not one of
+            ``internet_hosts``; without it, they may not.
     """
 
     report: Report = ignore
@@ -51,6 +53,7 @@ class Hooks:
     ask_password: Callable[[str], str | None] | None = None
     confirm: Callable[[str], bool] | None = None
     adopt: Callable[[str], bool] | None = None
+    allow: Callable[[str], bool] | None = None
 
 
 class Project:
@@ -152,6 +155,7 @@ class Project:
             ask_password=hooks.ask_password,
             confirm=hooks.confirm,
             adopt=hooks.adopt,
+            allow=hooks.allow,
         )
 
 

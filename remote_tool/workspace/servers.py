@@ -301,6 +301,7 @@ class ServerMethods(Project):
         devices: Sequence[str | int] = (),
         on_output: OnOutput | None = None,
         workdir: str | None = None,
+        internet: bool = False,
         check: bool = True,
     ) -> Results[RunResult]:
         """Run a command in the environment; return each server's exit status, with stdout and stderr.
@@ -312,6 +313,7 @@ class ServerMethods(Project):
             devices: GPUs to expose, by number or UUID; empty: as configured.
             on_output: Called with output as it arrives; then none of it is kept for the result.
             workdir: The working folder, relative to the project; None: as configured, else the project folder.
+            internet: Let it reach allowed hosts of the internet by https, through this machine.
             check: Raise if a server failed or the command exited with a status other than 0.
 
         Raises:
@@ -320,7 +322,7 @@ class ServerMethods(Project):
         """
         from remote_tool.workflows.jobs.run import RunRequest, run_command, with_statuses_checked
 
-        request = RunRequest(command, names_of(servers), env or {}, tuple(devices), workdir)
+        request = RunRequest(command, names_of(servers), env or {}, tuple(devices), workdir, internet=internet)
 
         async def work(context: Context) -> Results[RunResult]:
             return await run_command(context, request, on_output)

@@ -28,6 +28,8 @@ ELSEWHERE = {
     "idle_after": "test_gpus",
     "keep_jobs": "test_clean",
     "default_server": "test_where",
+    "internet": "test_servers_without_internet",
+    "internet_hosts": "test_servers_without_internet",
     "channels": "test_from_labml_remote",
     "installer": "test_installers",
     "scripts_folder": "test_from_labml_remote",

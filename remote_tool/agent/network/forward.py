@@ -62,7 +62,7 @@ async def _forward(request: Request) -> None:
     session = _Forwards(tunnel)
     try:
         await session.listen(request.get("listen", is_list, default=[]))
-        await tunnel.send({"ready": True})
+        await tunnel.send({"ready": True, "listening": session.ports})
         job = request.get("job", is_text, default="")
         if job:
             session.start(_report_ports(tunnel, job_folder.open_jobs_folder(request.folders().jobs), job))
@@ -107,6 +107,13 @@ class _Forwards:
                 self._sockets[path] = _identity(path)
             else:
                 self._listeners += await _listen_at_port(place["hosts"], int(place["port"]), accept)
+
+    @property
+    def ports(self) -> List[int]:
+        """The ports that it listens on, also those that the system chose."""
+        sockets = [each for listener in self._listeners for each in getattr(listener, "sockets", ())]
+        found = [each for each in sockets if each.family != socket.AF_UNIX]
+        return [each.getsockname()[1] for each in found]
 
     async def close(self) -> None:
         # The path first: once nothing listens there, another forward may take it.

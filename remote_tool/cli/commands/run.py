@@ -42,6 +42,12 @@ def run(  # noqa: PLR0913 - one parameter per option
     env: Environment = None,
     devices: Devices = None,
     workdir: Workdir = None,
+    internet: Annotated[
+        bool,
+        typer.Option(
+            "--internet", help="Let the command reach hosts of internet_hosts by https, through this machine."
+        ),
+    ] = False,
     silent: Annotated[bool, typer.Option("--silent", help="Do not show the output.")] = False,
     json: AsJson = False,
     connection: ConnectionFlags,
@@ -59,6 +65,7 @@ def run(  # noqa: PLR0913 - one parameter per option
                 env=variables,
                 devices=gpus,
                 workdir=folder,
+                internet=internet,
                 on_output=output.write,
                 check=False,
             )

@@ -206,6 +206,7 @@ class Console:
             ask_password=self.ask_password if can_ask() else None,
             confirm=_trust if self._accepts_new_keys else self.confirm if can_ask() else None,
             adopt=self.confirm if can_ask() else None,
+            allow=self.confirm if can_ask() else None,
         )
 
     @property

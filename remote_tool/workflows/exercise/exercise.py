@@ -88,7 +88,6 @@ async def exercise(context: Context, servers: Sequence[str], seconds: float) -> 
     request = LaunchRequest(
         f'python -c "${program.SOURCE}"',
         tuple(servers),
-        environment={program.SOURCE: inspect.getsource(program)},
         sync=False,
         launcher="shell",
         frozen=False,
@@ -188,13 +187,14 @@ async def _start(
         "leaders": leaders,
         "nccl": all(node.gpus for node in nodes),
     }
-    specs = []
+    # Not in the request, whose variables are secrets: their words are redacted.
+    source, specs = inspect.getsource(program), []
     for node, leader, spec in zip(nodes, leaders, make_specs(plan, request), strict=True):
         own = {**common, "devices": node.gpus, "first_rank": leader}
         specs.append(
             replace(
                 complete(spec, context.config, request, Sent({})),
-                environment={**spec.environment, program.PLAN: json.dumps(own)},
+                environment={**spec.environment, program.SOURCE: source, program.PLAN: json.dumps(own)},
                 gpus=node.devices or None,
                 gpu_count=node.gpus or None,
                 waits=False,

@@ -5,38 +5,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import ConnectError, JobError, UsageError
-from remote_tool.protocol.tunnel import CHUNK, REFUSED, StreamResetError, Tunnel, connect, reset
-from remote_tool.workflows.agent_client import (
-    NoAnswerError,
-    SupervisorMissingError,
-    open_conversation,
-    provide_supervisor,
-)
+from remote_tool.errors import JobError, UsageError
+from remote_tool.protocol.tunnel import CHUNK, REFUSED, StreamResetError, connect, reset
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.forward.addresses import HIGHEST_PORT, Forward, SocketAddress
+from remote_tool.workflows.tunnel import open_tunnel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 
     from remote_tool.jobs.job import Job
     from remote_tool.protocol.framing import Frame
-    from remote_tool.protocol.tunnel import Connection
+    from remote_tool.protocol.tunnel import Connection, Tunnel
     from remote_tool.transport.host import Host
-    from remote_tool.workflows.agent_client import Conversation
     from remote_tool.workflows.context import Context
 
-FIRST_ANSWER_SECONDS = 60.0
 # A connection waits this long for a server that has no connection now.
 RECONNECT_SECONDS = 15.0
-# The server ends a forward whose client is silent for two minutes.
-ALIVE_SECONDS = 20.0
 MOST_PORTS_OF_JOB = 64
 MOST_NAMED = 8
 # An IPv6 address with its zone.
@@ -113,11 +103,15 @@ class ForwardSession:
             JobError: The server refuses, for example because a port is in use there.
             ConnectionLostError: The connection was lost.
         """
-        try:
-            return await self._converse(host, on_open, on_answer)
-        except SupervisorMissingError:
-            await provide_supervisor(host, self._context.config)
-            return await self._converse(host, on_open, on_answer)
+        listen = [each.listen.as_listener() for each in self._forwards] if self.is_reverse else []
+        request = {"listen": listen, "job": "" if self._job is None else self._job.id}
+        async with open_tunnel(host, self._context.config, request, self._connect_here) as (tunnel, _, frames):
+            try:
+                await self._begin(tunnel, on_open, on_answer)
+                return await self._take_frames(tunnel, frames, on_open)
+            finally:
+                self._tunnel = None
+                self._is_connected.clear()
 
     async def close(self) -> None:
         """Close all ports, and reset their connections."""
@@ -131,43 +125,17 @@ class ForwardSession:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _converse(self, host: Host, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> bool:
-        listen = [each.listen.as_listener() for each in self._forwards] if self.is_reverse else []
-        request = {"listen": listen, "job": "" if self._job is None else self._job.id}
-        async with open_conversation(host, self._context.config, "forward", request) as conversation:
-            tunnel = Tunnel(
-                conversation.nonce, is_first=True, write=partial(_write, conversation), connect=self._connect_here
-            )
-            try:
-                return await self._take_frames(conversation, tunnel, on_open, on_answer)
-            finally:
-                self._tunnel = None
-                self._is_connected.clear()
-                await tunnel.close()
-
     async def _take_frames(
-        self,
-        conversation: Conversation,
-        tunnel: Tunnel,
-        on_open: Callable[[Opened], None],
-        on_answer: Callable[[], None],
+        self, tunnel: Tunnel, frames: AsyncIterator[Frame], on_open: Callable[[Opened], None]
     ) -> bool:
-        keep_alive: asyncio.Task[None] | None = None
-        try:
-            async for frame in _frames(conversation, self.server):
-                if "ready" in frame.header:
-                    keep_alive = keep_alive or asyncio.create_task(_send_alive(tunnel))
-                    await self._begin(tunnel, on_open, on_answer)
-                elif "over" in frame.header and self._job is not None:
-                    self._end_with_job(self._job)
-                    return True
-                elif "ports" in frame.header and self._job is not None:
-                    await self._add_ports(frame.header, on_open)
-                else:
-                    tunnel.take(frame.header, frame.body)
-        finally:
-            if keep_alive is not None:
-                keep_alive.cancel()
+        async for frame in frames:
+            if "over" in frame.header and self._job is not None:
+                self._end_with_job(self._job)
+                return True
+            if "ports" in frame.header and self._job is not None:
+                await self._add_ports(frame.header, on_open)
+            else:
+                tunnel.take(frame.header, frame.body)
         return False
 
     async def _begin(self, tunnel: Tunnel, on_open: Callable[[Opened], None], on_answer: Callable[[], None]) -> None:
@@ -284,34 +252,6 @@ class ForwardSession:
 
 def _expand(path: str) -> str:
     return str(Path(path).expanduser())
-
-
-async def _frames(conversation: Conversation, server: str) -> AsyncIterator[Frame]:
-    """Yield the frames of an answer; only the first one has to come soon."""
-    frames = conversation.frames()
-    try:
-        async with asyncio.timeout(FIRST_ANSWER_SECONDS):
-            first = await anext(frames, None)
-    except TimeoutError:
-        raise NoAnswerError(f"{server}: no answer within {FIRST_ANSWER_SECONDS:.0f} s", server=server) from None
-    if first is not None:
-        yield first
-    async for frame in frames:
-        yield frame
-
-
-async def _write(conversation: Conversation, frame: bytes) -> None:
-    try:
-        await conversation.send(frame)
-    except (ConnectError, JobError) as error:
-        raise ConnectionResetError(str(error)) from error
-
-
-async def _send_alive(tunnel: Tunnel) -> None:
-    with suppress(OSError):
-        while True:
-            await asyncio.sleep(ALIVE_SECONDS)
-            await tunnel.send({"alive": True})
 
 
 def _parse_ports(header: Mapping[str, Any]) -> tuple[list[SocketAddress], list[int]]:

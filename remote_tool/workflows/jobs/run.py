@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from remote_tool.config.devices import check_devices, command_environment, devices_of
 from remote_tool.config.limits import check_texts, check_workdir
@@ -28,7 +29,7 @@ from remote_tool.workflows.jobs.bare_run import WHERE, run_bare, status_of
 from remote_tool.workflows.selection import choose_servers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from remote_tool.config.model import Config
     from remote_tool.errors import RemoteToolError
@@ -51,6 +52,7 @@ class RunRequest:
         env: Environment variables of the command.
         devices: GPUs to expose, by number or UUID; empty: as configured.
         workdir: The working folder, relative to the project; None: as configured, else the project folder.
+        internet: Let it reach allowed hosts of the internet through this machine.
     """
 
     command: str
@@ -58,6 +60,7 @@ class RunRequest:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     devices: tuple[str | int, ...] = ()
     workdir: str | None = None
+    internet: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an invalid request."""
@@ -111,18 +114,36 @@ async def run_command(context: Context, request: RunRequest, on_output: OnOutput
             kept[stream].extend(data)
 
         take = on_output or keep
-        try:
-            status = await _run_on(context, host, values, take)
-        except SupervisorMissingError:
-            await provide_supervisor(host, context.config)
-            status = await _run_on(context, host, values, take)
-        except NotPreparedError as error:
-            context.report(Notice(server, f"{error.message}: the command runs {WHERE}"))
-            without_setup = {**values, "command": request.command}
-            status = status_of(await run_bare(host, context.config, without_setup, take))
+        async with _way_out(context, host, wanted=request.internet) as variables:
+            values["environment"] = {**values["environment"], **variables}
+            try:
+                status = await _run_on(context, host, values, take)
+            except SupervisorMissingError:
+                await provide_supervisor(host, context.config)
+                status = await _run_on(context, host, values, take)
+            except NotPreparedError as error:
+                context.report(Notice(server, f"{error.message}: the command runs {WHERE}"))
+                without_setup = {**values, "command": request.command}
+                status = status_of(await run_bare(host, context.config, without_setup, take))
         return RunResult(status, *map(bytes, kept.values()))
 
     return await on_every(choose_servers(context.config, request.servers), run)
+
+
+@asynccontextmanager
+async def _way_out(context: Context, host: Host, *, wanted: bool) -> AsyncIterator[Mapping[str, str]]:
+    """Open a way out through this machine, if one is wanted; yield its variables, and tell what was not reached."""
+    if not wanted or context.config.servers[host.name].localhost:
+        yield {}
+        return
+    from remote_tool.workflows.internet.way_out import way_out  # noqa: PLC0415 - seldom needed
+
+    async with way_out(host, context.config, context.pool.prompter.allow) as way:
+        yield way.variables
+    if way.carried:
+        context.report(Notice(host.name, way.carried))
+    if way.problem:
+        context.report(Notice(host.name, f"through this machine: {way.problem}"))
 
 
 def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[RunResult]:
@@ -138,7 +159,7 @@ def with_statuses_checked(command: str, results: Results[RunResult]) -> Results[
     return Results(values, {**results.errors, **failed})
 
 
-def _as_values(config: Config, server: str, request: RunRequest) -> dict[str, object]:
+def _as_values(config: Config, server: str, request: RunRequest) -> dict[str, Any]:
     devices = devices_of(config.servers[server].devices, request.devices, request.env)
     setup, workdir = config.setup_of(server), config.workdir_for(request.workdir)
     return {

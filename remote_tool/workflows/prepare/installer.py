@@ -13,6 +13,7 @@ import shlex
 import urllib.request
 from typing import TYPE_CHECKING
 
+from remote_tool.config.servers import Internet
 from remote_tool.environments import installers
 from remote_tool.environments.installers import NOT_DOWNLOADED, REMOTE_CACHE, plan_download
 from remote_tool.errors import EnvironmentSetupError
@@ -45,6 +46,9 @@ async def bring_installer(work: ServerWork, installer: ChosenInstaller) -> None:
     if installer.file is not None:
         await _send(work, installer, installer.file)
         return
+    if work.config.internet_of(work.server) is Internet.THROUGH_ME:
+        await _send(work, installer, await _fetch_here(work, installer))
+        return
     try:
         await work.run(plan_download(installer), detail=installer.name)
     except StepFailedError as error:
@@ -53,8 +57,14 @@ async def bring_installer(work: ServerWork, installer: ChosenInstaller) -> None:
         await _send(work, installer, await _fetch_here(work, installer, error))
 
 
-async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: StepFailedError) -> Path:
-    """Return the installer in this user's cache; download it if it is missing or incomplete."""
+async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: StepFailedError | None = None) -> Path:
+    """Return the installer in this user's cache; download it if it is missing or incomplete.
+
+    Args:
+        work: The server's.
+        installer: The installer.
+        reason: Why the server could not download it; None if it did not try.
+    """
     file = user_cache_folder() / installer.cache_name
     async with work.download_lock:
         try:
@@ -64,7 +74,8 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
                     done(installer.name)
         except (OSError, http.client.HTTPException) as error:
             raise EnvironmentSetupError(
-                f"neither {work.server} nor this machine can download {installer.name}: {error}",
+                f"{'this machine cannot' if reason is None else f'neither {work.server} nor this machine can'} "
+                f"download {installer.name}: {error}",
                 hint=f"download {installer.url} yourself and set "
                 f"{installer.key}: {{file: PATH, sha256: {installer.sha256}}} in configs.yaml; "
                 "or environment: {existing: PREFIX}, if the servers have a Python of yours",

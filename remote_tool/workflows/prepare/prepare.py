@@ -184,7 +184,15 @@ async def _on_all(
             elif slot.has_waited:
                 facts = await ask_facts(host, own_config)
             work = ServerWork(
-                host, own_config, report, facts, download_lock, reported, follows=slot.leader, adopts=adopts
+                host,
+                own_config,
+                report,
+                facts,
+                download_lock,
+                pool.prompter.allow,
+                reported,
+                follows=slot.leader,
+                adopts=adopts,
             )
             await action(work)
         if afterwards is not None:

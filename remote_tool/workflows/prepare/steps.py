@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from remote_tool.config.servers import Internet
 from remote_tool.environments.cause import cause_of, hint_from_output
 from remote_tool.environments.step import REFUSED, guarded
 from remote_tool.errors import EnvironmentSetupError, RemoteToolError
 from remote_tool.transport.host import Stream
+from remote_tool.workflows.agent_client import NoPythonError
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
 from remote_tool.workflows.step_logs import StepLog, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from remote_tool.config.model import Config
     from remote_tool.environments.facts import ServerFacts
     from remote_tool.environments.step import Step
     from remote_tool.transport.host import Exit, Host
     from remote_tool.workflows.events import Report
+    from remote_tool.workflows.internet.way_out import WayOut
 
 TIMED_OUT = 124
 # An installer may print nothing for minutes.
@@ -73,6 +76,7 @@ class ServerWork:
         report: Receives events.
         facts: The server's facts when last queried.
         download_lock: Shared by all servers: a file is downloaded here once.
+        allow: Asks the user whether servers may reach a host through this machine.
         reported_texts: Shared by all servers: messages about the project reported so far.
         results: The results of the steps so far.
         warnings: Messages that are not failures.
@@ -85,6 +89,7 @@ class ServerWork:
     report: Report
     facts: ServerFacts
     download_lock: asyncio.Lock
+    allow: Callable[[str], Awaitable[bool]]
     reported_texts: set[str] = field(default_factory=set)
     results: list[StepResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -107,20 +112,22 @@ class ServerWork:
             self._reporting_life(step.name),
             StepLog(self.config.local, self.server, step.name) as log,
         ):
-            try:
-                async with asyncio.timeout(step.timeout):
-                    ended = await self._stream(step, log)
-            except TimeoutError:
-                raise self._failure(
-                    step, log, f"did not finish within {step.timeout / 60:.0f} minutes", TIMED_OUT
-                ) from None
+            async with self._way_out() as way:
+                try:
+                    async with asyncio.timeout(step.timeout):
+                        ended = await self._stream(step, log, {} if way is None else way.variables)
+                except TimeoutError:
+                    minutes = step.timeout / 60
+                    raise self._failure(step, log, f"did not finish within {minutes:.0f} minutes", TIMED_OUT) from None
             if ended.status != 0:
                 status = 128 if ended.status is None else ended.status
-                raise self._failure(step, log, f"failed with {_describe_exit(ended)}", status)
+                problem = "" if way is None else way.problem
+                raise self._failure(step, log, f"failed with {_describe_exit(ended)}", status, problem)
             for notice in _NOTICE.finditer("\n".join(log.last_lines)):
                 self.report(Notice(self.server, notice["text"]))
             # The result of "Installing uv" is "uv".
-            done(await describe() if describe else detail or step.title.partition(" ")[2])
+            found = await describe() if describe else detail or step.title.partition(" ")[2]
+            done(f"{found}, {way.carried}" if way is not None and way.carried else found)
 
     async def do(
         self, name: str, work: Callable[[], Awaitable[tuple[Outcome, str]]], *, is_internal: bool = False
@@ -173,8 +180,21 @@ class ServerWork:
         self.results.append(StepResult(ended.step, ended.outcome, ended.detail, ended.seconds))
         self.report(ended)
 
-    async def _stream(self, step: Step, log: StepLog) -> Exit:
-        script = guarded(step, self.config.remote.scripts, self.config.variables_of(self.server))
+    @asynccontextmanager
+    async def _way_out(self) -> AsyncIterator[WayOut | None]:
+        """Open the way out of a server that has none; not before it has a Python."""
+        async with AsyncExitStack() as stack:
+            way = None
+            if self.config.internet_of(self.server) is Internet.THROUGH_ME:
+                from remote_tool.workflows.internet.way_out import way_out  # noqa: PLC0415 - seldom needed
+
+                with suppress(NoPythonError):
+                    way = await stack.enter_async_context(way_out(self.host, self.config, self.allow))
+            yield way
+
+    async def _stream(self, step: Step, log: StepLog, more: Mapping[str, str]) -> Exit:
+        variables = {**self.config.variables_of(self.server), **more}
+        script = guarded(step, self.config.remote.scripts, variables)
         async with self.host.open(script, label=step.title) as channel:
 
             async def copy(stream: Stream) -> None:
@@ -190,7 +210,8 @@ class ServerWork:
         if data:
             self.report(StepOutput(self.server, step.name, data))
 
-    def _failure(self, step: Step, log: StepLog, ending: str, status: int) -> StepFailedError:
+    def _failure(self, step: Step, log: StepLog, ending: str, status: int, problem: str = "") -> StepFailedError:
+        """Return the error of a failed step; ``problem``: why a host could not be reached through this machine."""
         where = f"full output: {shown_path(log.path, self.config.local)}"
         refused = _REFUSED.search("\n".join(log.last_lines))
         if status == REFUSED and refused:
@@ -201,9 +222,11 @@ class ServerWork:
         lines = [] if cause else log.last_lines[-SHOWN_LINES:]
         below = "".join(f"\n  {line}" for line in [*lines, where])
         version, kind = self.config.python_version, self.config.environment.kind
+        is_direct = self.config.internet_of(self.server) is Internet.DIRECT
+        hint = hint_from_output(self.facts, log.tail, version=version, kind=kind, is_direct=is_direct)
         return StepFailedError(
             f"{self.server}: {step.title} {f'failed: {cause}' if cause else ending}{below}",
-            hint=hint_from_output(self.facts, log.tail, version=version, kind=kind),
+            hint=f"through this machine: {problem}" if problem else hint,
             server=self.server,
             status=status,
         )

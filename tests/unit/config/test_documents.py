@@ -98,6 +98,7 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
         "lost_after": f"{read('').lost_after:g}",
         "idle_after": f"{read('').idle_after:g}",
         "snapshots": read("").snapshots,
+        "internet": read("").internet,
         "stop_signal": read("").stop_signal,
         "keep_connections": f"{read('').keep_connections // 60}m",
         "artifact_limit": "{{file: {}GB, job: {}GB}}".format(
