@@ -343,7 +343,7 @@ class NoticeLine:
     def draw(self, text: str, window: tuple[int, int], *, full_screen: bool) -> bytes:
         """Return the bytes that draw a text, cut to one line of a window of these rows and columns."""
         rows, columns = window
-        shown = one_line(text)[: columns - 1].encode(errors="replace")
+        shown = fitted(one_line(text), columns - 1).encode(errors="replace")
         self.text = text
         self._removal = NOT_LAST % rows if full_screen else NOT_BELOW
         return LAST % (rows, shown) if full_screen else BELOW % shown
@@ -352,3 +352,12 @@ class NoticeLine:
         """Return the bytes that remove it; empty when there is none."""
         removal, self._removal, self.text = self._removal, b"", ""
         return removal
+
+
+def fitted(text: str, width: int) -> str:
+    """Cut a text that is too long, before its last semicolon if there is room: what follows says what to do."""
+    problem, semicolon, rest = text.rpartition("; ")
+    room = width - len(f"…{semicolon}{rest}")
+    if len(text) <= width or not semicolon or room <= 0:
+        return text[:width]
+    return f"{problem[:room]}…{semicolon}{rest}"

@@ -1,10 +1,10 @@
-"""The keys that are for us, in whatever pieces they come."""
+"""The keys that are for us, in whatever pieces they come, and the line that we draw."""
 
 from __future__ import annotations
 
 import pytest
 
-from remote_tool.cli.local_screen import Escapes, TypedKey
+from remote_tool.cli.local_screen import Escapes, TypedKey, fitted
 from remote_tool.protocol.terminal import ScreenModes, without_questions
 
 DETACH, SUSPEND, HELP = TypedKey.DETACH, TypedKey.SUSPEND, TypedKey.HELP
@@ -65,3 +65,11 @@ def test_modes_are_switched_back_and_on_again() -> None:
 def test_what_is_shown_again_asks_the_terminal_nothing() -> None:
     questions = b"\x1b[6n\x1b[c\x1b[>0c\x1b[?u\x1b]11;?\x07\x1b]10;?\x1b\\\x1bP+q544e\x1b\\\x1b[?2026$p\x05"
     assert without_questions(b"a" + questions + b"\x1b[1;31mb\x1b[0m") == b"a\x1b[1;31mb\x1b[0m"
+
+
+def test_a_line_that_is_too_long_keeps_what_to_do() -> None:
+    lost = "away: the connection was lost: [Errno 104] Connection reset by peer; connecting again (Ctrl-] detaches)"
+    assert fitted(lost, 79) == "away: the connection was lost: [Errno 104]…; connecting again (Ctrl-] detaches)"
+    assert fitted(lost, 200) == lost
+    assert fitted(lost, 20) == "away: the connection"
+    assert fitted("a text without one", 6) == "a text"
