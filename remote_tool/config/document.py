@@ -276,7 +276,9 @@ def _described(node: Node) -> str:
         return "nothing"
     if isinstance(node, ScalarNode):
         return repr(_SECRET.sub(r"\1…", node.value[:80]))
-    return "a list" if isinstance(node, SequenceNode) else "a mapping"
+    if isinstance(node, SequenceNode):
+        return "a list" if node.value else "an empty list"
+    return "a mapping"
 
 
 def _is_null(node: Node) -> bool:

@@ -366,9 +366,9 @@ class Config:
         default=(),
         metadata=key(
             texts(forms.INTERNET_HOST, "a list of host names, such as [index.example.com, '*.example.org']"),
-            "those of usual package indexes",
-            "More hosts that servers may reach through this machine, such as that of your own index; `*.` in front "
-            "stands for all names below.",
+            "none: you are asked",
+            "The hosts that servers may reach through this machine: those of your package index, and of what it links "
+            "to. `*.` in front stands for all names below. On a terminal, you are asked about others.",
         ),
     )
     on_empty: OnEmpty | None = field(

@@ -45,8 +45,9 @@ _MISSING = (
     ),
     ("git", re.compile(rb"Cannot find command 'git'|Git executable not found|\bgit: (?:command )?not found")),
 )
-# Messages of pip and uv when they reach no package index.
-_NO_INDEX = re.compile(
+# How a hint begins when pip or uv reach no package index, and their messages then.
+NO_INDEX = "the server cannot reach the package index"
+_INDEX_UNREACHABLE = re.compile(
     rb"NewConnectionError|ConnectTimeoutError|NameResolutionError"
     rb"|Failed to fetch: .*(?:\n.*){0,4}client error \(Connect\)"
 )
@@ -106,10 +107,12 @@ def _hint_without_index(facts: ServerFacts, output: bytes, *, is_direct: bool) -
         f"{through}set {'UV_DEFAULT_INDEX' if facts.uv else 'PIP_INDEX_URL'} under env: to an index that it can reach, "
         "or environment: {existing: PREFIX} to an environment that has the packages"
     )
-    if _NO_BUILD_ENVIRONMENT.search(output) and (_NO_INDEX.search(output) or b"(from versions: none)" in output):
+    if _NO_BUILD_ENVIRONMENT.search(output) and (
+        _INDEX_UNREACHABLE.search(output) or b"(from versions: none)" in output
+    ):
         return (
-            "the server cannot reach the package index, and a build installs setuptools from it into an environment "
+            f"{NO_INDEX}, and a build installs setuptools from it into an environment "
             f"of its own (build isolation): {index}; or install setuptools and wheel in the environment and set "
             f"{variable}: {value} under env:"
         )
-    return f"the server cannot reach the package index: {index}" if _NO_INDEX.search(output) else ""
+    return f"{NO_INDEX}: {index}" if _INDEX_UNREACHABLE.search(output) else ""

@@ -29,9 +29,8 @@ class Prompter:
         self._confirm = confirm
         self._adopt = adopt
         self._allow = allow
-        self._allowed: dict[str, bool] = {}
+        self._allowed: dict[str, asyncio.Task[bool | None]] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._one_host_at_a_time = asyncio.Lock()
 
     @property
     def can_ask(self) -> bool:
@@ -60,11 +59,12 @@ class Prompter:
         """Ask once whether servers may reach a host of the internet through this machine."""
         if self._allow is None:
             return False
-        async with self._one_host_at_a_time:
-            if host not in self._allowed:
-                question = f"Let servers reach {host} through this machine?"
-                self._allowed[host] = bool(await self._answer(partial(self._allow, question)))
-        return self._allowed[host]
+        if host not in self._allowed:
+            self._allowed[host] = asyncio.create_task(
+                self._answer(partial(self._allow, f"Let servers reach {host} through this machine?"))
+            )
+        # Who asked may have given up; the answer to the question that is on the terminal counts all the same.
+        return bool(await asyncio.shield(self._allowed[host]))
 
     async def _answer(self, ask: Callable[[], T]) -> T | None:
         async with self._one_at_a_time:

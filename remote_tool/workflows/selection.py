@@ -125,7 +125,7 @@ class StillRunningError(JobError):
 
 
 def choose_logins(config: Config, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the named servers, or all that one logs in to.
+    """Return the named servers, or all that one logs in to: commands about connections have no others.
 
     Raises:
         UsageError: A name is unknown, or this machine, or every server is.

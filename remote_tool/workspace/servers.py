@@ -56,7 +56,7 @@ class ServerMethods(Project):
         Args:
             servers: Names; empty: all.
             exercise: Also run jobs that exercise the GPUs, or the CPU where there is none, and the network.
-            seconds: The most that the exercise takes, from 10 to 3600, after waiting at most as long for free GPUs.
+            seconds: The most that the exercise takes, from 20 to 3600, after waiting at most as long for free GPUs.
 
         Raises:
             UsageError: The time is out of range.

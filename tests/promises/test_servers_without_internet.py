@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import http.client
+import socket
 import subprocess
 import sys
 import zipfile
@@ -121,6 +122,20 @@ def test_a_server_may_have_its_own_way(desk: Desk) -> None:
     assert " KiB through this machine" in desk.tries("prepare").stderr
 
 
+def test_a_step_is_tried_also_without_the_way_out_of_an_environment_that_is_broken(desk: Desk, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", broken], check=True, timeout=300)
+    (desk.root / "requirements.txt").unlink()
+    desk.configure(environment={"existing": str(broken)}, internet="through-me")
+    desk.does("prepare")
+    (broken / "bin" / "python").unlink()
+    (broken / "bin" / "python").write_text("#!/bin/sh\nexit 127\n")
+    (broken / "bin" / "python").chmod(0o755)
+    refused = desk.refuses("prepare")
+    assert "no way out through this machine: first: the control program ended with status 127" in refused
+    assert "error: first: Recording the environment failed" in refused
+
+
 def test_a_host_that_is_not_allowed_is_named(desk: Desk) -> None:
     desk.configure(internet="through-me")
     refused = desk.refuses("prepare")
@@ -149,18 +164,18 @@ class Asker:
 
     def __call__(self, method: str, target: str, login: str | None = "") -> tuple[int, str]:
         """Return the status, and the text of a refusal; without a login, the right one is sent."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         word = base64.b64encode((login or self.login).encode()).decode()
-        connection.request(method, target, headers={} if login is None else {"Proxy-Authorization": f"Basic {word}"})
-        answer = connection.getresponse()
-        text = "" if answer.status == 200 else answer.read().decode().strip()
-        connection.close()
-        return answer.status, text
+        field = "" if login is None else f"Proxy-Authorization: Basic {word}\r\n"
+        with socket.create_connection(("127.0.0.1", self._port), timeout=60) as connection:
+            connection.sendall(f"{method} {target} HTTP/1.1\r\nHost: any\r\n{field}\r\n".encode())
+            answer = http.client.HTTPResponse(connection, method=method)
+            answer.begin()
+            return answer.status, "" if answer.status == 200 else answer.read().decode().strip()
 
 
 @pytest.mark.row(321)
 def test_only_who_knows_the_secret_reaches_allowed_hosts_of_the_internet_by_https(desk: Desk, tmp_path: Path) -> None:
-    desk.configure(internet_hosts=[NAME, "localhost"])
+    desk.configure(internet_hosts=[NAME, "localhost", "*.example.org"])
     told, go = tmp_path / "url", tmp_path / "go"
     command = f'printf %s "$https_proxy" > {told}.new; mv {told}.new {told}; until [ -e {go} ]; do sleep 0.1; done'
     with desk.runs_meanwhile("run", "--internet", "--cmd", command) as running:
@@ -169,8 +184,10 @@ def test_only_who_knows_the_secret_reaches_allowed_hosts_of_the_internet_by_http
         for login in (None, "remote-tool:", f"{asked.login}x", "other"):
             assert asked("CONNECT", f"{NAME}:443", login) == (407, "this proxy is for another program")
         assert asked("CONNECT", f"{NAME}:443")[0] == 200
-        assert asked("CONNECT", f"{NAME}:22") == (403, "only port 443 is carried, not 22")
+        assert asked("CONNECT", f"{NAME}:22") == (403, "is not reached at port 22: only port 443 is carried")
         assert asked("GET", f"http://{NAME}/") == (403, "only https is carried")
+        for odd in ("1.1.1.1\0.example.org", "a b", "[::1]", ""):
+            assert asked("CONNECT", f"{odd}:443") == (403, "not a host name")
         for other in ("other.remote-tool.test", "127.0.0.1"):
             assert asked("CONNECT", f"{other}:443") == (403, "is not one of internet_hosts in configs.yaml")
         status, why = asked("CONNECT", "localhost:443")

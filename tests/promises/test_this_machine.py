@@ -256,3 +256,32 @@ def test_a_login_is_refused_beside_localhost(home: Desk) -> None:
     assert "is the same machine as here" in home.refuses("job-list", status=2)
     home.configure(servers={"here": {"localhost": "perhaps"}})
     assert "localhost: must be" in home.refuses("job-list", status=2)
+
+
+def test_ports_of_this_machine_are_not_forwarded_to_itself(home: Desk) -> None:
+    for words in (("18999",), ("--reverse", "18999")):
+        assert "here is this machine: nothing logs in to it" in home.refuses("forward", *words, status=2)
+
+
+def test_a_job_that_can_never_begin_fails_its_command(home: Desk) -> None:
+    started = home.tries(*JOB, "true", "--gpus", "1")
+    assert started.returncode == 1, started.stdout
+    assert "this server has no nvidia-smi" in started.stderr
+
+
+@pytest.mark.row(316)
+def test_a_large_file_is_not_shared_with_the_copies_of_jobs(home: Desk) -> None:
+    large = home.root / "large.bin"
+    large.write_bytes(b"a" * (2 << 20))
+    home.does(*JOB, "printf JOBWROTE | dd of=large.bin conv=notrunc status=none", "--frozen", "--follow")
+    assert large.read_bytes()[:8] == b"a" * 8
+
+
+@pytest.mark.row(316)
+def test_an_own_gitignore_stays(home: Desk) -> None:
+    home.configure(remote_jobs_folder_name="outputs")
+    (home.root / "outputs").mkdir()
+    (home.root / "outputs" / ".gitignore").write_text("*.ckpt\n")
+    home.does("prepare")
+    home.does(*JOB, "true", "--follow")
+    assert (home.root / "outputs" / ".gitignore").read_text() == "*.ckpt\n"

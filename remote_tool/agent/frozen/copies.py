@@ -244,7 +244,8 @@ class Copies:
         try:
             os.mkdir(code, 0o700)
             os.chmod(code, stat.S_IMODE(os.stat(self._folders.project).st_mode) | stat.S_IRWXU)
-            linked = copying.copy_all(found, self._folders.project, code)
+            is_in_place = os.path.exists(os.path.join(self._folders.scripts, "own"))
+            linked = copying.copy_all(found, self._folders.project, code, may_link=not is_in_place)
             guests.make_folder(temporary)
             self._link_others(code, found)
             for name, files in ((FILES, found), (_LINKED, linked)):

@@ -105,8 +105,14 @@ def digest_of(records: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def copy_all(files: List[File], project: str, code: str) -> List[File]:
+def copy_all(files: List[File], project: str, code: str, *, may_link: bool) -> List[File]:
     """Copy files into an empty folder; return those that share their bytes with the project's.
+
+    Args:
+        files: What to copy.
+        project: The project's folder.
+        code: The empty folder.
+        may_link: Whether large files may be links: syncs replace files, but people edit them.
 
     Raises:
         OSError: One cannot be copied.
@@ -126,7 +132,7 @@ def copy_all(files: List[File], project: str, code: str) -> List[File]:
         elif stat.S_ISLNK(each.mode):
             os.symlink(os.readlink(path), copied)
             os.utime(copied, ns=(each.modified, each.modified), follow_symlinks=False)
-        elif can_reflink or each.size < _SMALL or not _link(path, copied):
+        elif can_reflink or each.size < _SMALL or not (may_link and _link(path, copied)):
             _copy_bytes(path, copied, each, can_reflink=can_reflink)
         else:
             linked.append(each)

@@ -14,6 +14,7 @@ from remote_tool.cli.output.console import inform, leave_unless_ok, say
 from remote_tool.cli.output.json_output import errors_as_json, print_json
 from remote_tool.cli.output.sanitize import one_line
 from remote_tool.cli.tables.plain import STATUS_WORDS, plain_rows
+from remote_tool.errors import UsageError
 from remote_tool.protocol.limits import EXERCISE_SECONDS
 from remote_tool.readable import counted
 
@@ -33,9 +34,11 @@ def check(
         typer.Option("--exercise", help="Also measure all GPUs and the network under load, by jobs of their own."),
     ] = False,
     seconds: Annotated[
-        float,
-        typer.Option("--seconds", metavar="N", help="Exercise for at most N seconds, after waiting for free GPUs."),
-    ] = EXERCISE_SECONDS,
+        float | None,
+        typer.Option(
+            "--seconds", metavar="N", help="Exercise for at most N seconds, 20 to 3600, after waiting; default: 60."
+        ),
+    ] = None,
     json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
@@ -44,8 +47,11 @@ def check(
     With --exercise, jobs multiply matrices on every GPU, or on the CPU where there is none, and sum tensors over all
     servers; a GPU or a server much slower than the others fails. Without torch in the environment, it fails too.
     """
+    if seconds is not None and not exercise:
+        raise UsageError("--seconds is for --exercise", hint="remote-tool check --exercise --seconds 30")
+    limit = EXERCISE_SECONDS if seconds is None else seconds
     with connection.console("checking") as console:
-        answer = targets.find_workspace(console).check(targets.servers, exercise=exercise, seconds=seconds)
+        answer = targets.find_workspace(console).check(targets.servers, exercise=exercise, seconds=limit)
     if json:
         print_json(_document(answer))
     else:

@@ -106,7 +106,8 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     if shown.follow and answer.jobs:
         options = remote_tool.FollowOptions(started=not answer.errors)
         follow(workspace, select_started(answer), options, pass_on=True)
-    leave_unless_ok(answer.exit_code)
+    never_began = any(job.state.is_finished and job.started_at is None for job in answer.jobs)
+    leave_unless_ok(answer.exit_code or int(never_began))
 
 
 def _output(servers: list[str], *, silent: bool, json: bool) -> ExactOutput | LabelledOutput | _Collected | _Silence:

@@ -82,6 +82,8 @@ def _run_until_signal(app: TopApp) -> None:
 
         def leave(number: int, _frame: FrameType | None) -> None:
             came.append(number)
+            if len(came) > 1:
+                raise SystemExit(128 + number)  # the screen does not end
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(app.exit)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from remote_tool.environments.checks.checks import Check, Status
+from remote_tool.environments.checks.checks import NOT_INSTALLED, Check, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,9 @@ def compare(checks: Mapping[str, Sequence[Check]]) -> dict[str, list[Check]]:
 def _most_common(name: str, checks: Mapping[str, Sequence[Check]]) -> str | None:
     """Return the value of most servers; in a tie, the first server's."""
     _, part_of, _ = _COMPARED[name]
-    values = Counter(part_of(check.value) for own in checks.values() for check in own if _has_value(check, name))
+    found = [check.value for own in checks.values() for check in own if _has_value(check, name)]
+    # Who lacks it is told, not who has it.
+    values = Counter(part_of(value) for value in found if value != NOT_INSTALLED)
     return values.most_common(1)[0][0] if values else None
 
 

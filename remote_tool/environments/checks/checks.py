@@ -29,6 +29,7 @@ LEAST_DISK, LITTLE_DISK = 1 * GIBIBYTE, 10 * GIBIBYTE
 LITTLE_SHARED_MEMORY = 1 * GIBIBYTE
 FEW_OPEN_FILES = 1024
 BUSY_PERCENT = 10
+NOT_INSTALLED = "not installed"
 NOT_CHECKED_BEHIND = "not checked behind the launch command"
 
 
@@ -112,7 +113,7 @@ def check_server(server: ServerInspection) -> list[Check]:
 def _rsync(server: ServerInspection) -> Check:
     facts = server.facts
     if not facts.rsync:
-        return Check("rsync", Status.FAIL, "not installed", _without_server(server, install_command(facts, "rsync")))
+        return Check("rsync", Status.FAIL, NOT_INSTALLED, _without_server(server, install_command(facts, "rsync")))
     words = facts.rsync_version.split()
     version = words[2] if len(words) > 2 and words[1] == "version" else ""  # noqa: PLR2004 - "rsync  version 3.2.7 …"
     version = "openrsync" if words[:1] == ["openrsync:"] else version
@@ -148,7 +149,7 @@ def _torch(server: ServerInspection) -> Check:
     if server.is_behind_launch_command:
         return Check("torch", Status.UNKNOWN, NOT_CHECKED_BEHIND)
     torch = server.machine.torch
-    return Check("torch", Status.OK, torch.text if torch else "not installed")
+    return Check("torch", Status.OK, torch.text if torch else NOT_INSTALLED)
 
 
 def _nccl(machine: Machine) -> Iterator[Check]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # A part of the median. Other programs share CPUs and networks, but not a GPU that the exercise has reserved.
 SLOW_GPU, SLOW_CPU, SLOW_NODE = 0.8, 0.5, 0.5
-MOST_DEVICES, MOST_LINES, LONGEST_TEXT = 1024, 4096, 300
+MOST_LINES, LONGEST_TEXT = 4096, 300
 MOST = 1e21
 XID_MEANINGS = "https://docs.nvidia.com/deploy/xid-errors"
 
@@ -140,7 +140,8 @@ def _read_link(found: NodeMeasurement, _: str, values: Mapping[str, Any]) -> Non
 
 
 def _read_problem(found: NodeMeasurement, _: str, values: Mapping[str, Any]) -> None:
-    found.problems.append(f"rank {_whole(values['device'])} of the server: {_text(values['text'])}")
+    which = f"GPU {_whole(values['device'])}: " if values["is_gpu"] is True else ""
+    found.problems.append(f"{which}{_text(values['text'])}")
 
 
 _READERS = {
@@ -213,7 +214,7 @@ def _judge_speed(devices: list[ExercisedDevice]) -> Check:
         hint = (
             "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER says why"
             if slow[0].device is not None
-            else "top: other programs?"
+            else "another program may use the CPU: look with top"
         )
         return Check("speed", Status.FAIL, "; ".join(map(_describe_slow, slow)), hint)
     kinds: dict[tuple[str, str], list[ExercisedDevice]] = defaultdict(list)

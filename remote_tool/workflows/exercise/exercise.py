@@ -23,9 +23,10 @@ from remote_tool.environments.checks.exercise import (
     read_measurement,
     with_medians,
 )
-from remote_tool.errors import JobError, RemoteToolError, UsageError
+from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError, UsageError
 from remote_tool.launchers.plan import Launcher
 from remote_tool.launchers.request import LaunchRequest
+from remote_tool.protocol import rank_errors
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.exercise import program
 from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, follow_jobs
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
     from remote_tool.launchers.plan import NodeFacts
     from remote_tool.workflows.context import Context
 
-LEAST_SECONDS, MOST_SECONDS = 10.0, 3600.0
+LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
 # Until the servers have started it, and have reported its end.
 SPARE_SECONDS = 30.0
-STOP_SECONDS = 20.0
+START_SECONDS = 10.0
 GPU_PAUSE = 2.0
 NAME = "exercise"
 
@@ -92,18 +93,30 @@ async def exercise(context: Context, servers: Sequence[str], seconds: float) -> 
         launcher="shell",
         frozen=False,
         name=NAME,
+        workdir="",
         max_duration=seconds + SPARE_SECONDS,
         stop_if_idle=0,
         on_end="",
     )
     nodes = await _find_nodes(context, request, servers, failed)
     nodes = await _find_gpus(context, nodes, seconds, failed)
+    begun: list[str] = []
+    jobs: tuple[Job, ...] = ()
+    ranks, measured, problems = 0, dict[str, NodeMeasurement](), dict[str, Check]()
+    others = Check(NAME, Status.UNKNOWN, "not exercised, as another server failed")
     try:
-        jobs, ranks = await _start(context, request, list(nodes.values()), seconds) if nodes else ((), 0)
+        if nodes:
+            jobs, ranks = await _start(context, request, list(nodes.values()), seconds, begun)
+            measured, problems = await _follow(context, jobs, seconds)
+    except SomeServersFailedError as error:
+        found = {server: _failed(each) for server, each in error.failures.items()}
+        failed |= {server: (found.get(server, others),) for server in nodes}
     except RemoteToolError as error:
-        jobs, ranks = (), 0
-        failed |= {error.server if error.server in nodes else server: (_failed(error),) for server in nodes}
-    measured, problems = await _follow(context, jobs, seconds)
+        failed |= {server: (others if error.server not in {"", server} else _failed(error),) for server in nodes}
+    except asyncio.CancelledError:
+        # At once, as the program waits little for it; without a connection, the exercise ends when its time is up.
+        await stop_on_servers(context, list(context.registry.find(begun).values()), signal="SIGKILL")
+        raise
     checks = judge(measured, ranks)
     for server, problem in problems.items():
         checks[server] = [*checks.get(server, []), problem]
@@ -170,12 +183,13 @@ async def _find_gpus(
 
 
 async def _start(
-    context: Context, request: LaunchRequest, nodes: Sequence[NodeFacts], seconds: float
+    context: Context, request: LaunchRequest, nodes: Sequence[NodeFacts], seconds: float, begun: list[str]
 ) -> tuple[tuple[Job, ...], int]:
-    """Start the launch; return its jobs and the number of ranks.
+    """Start the launch; return its jobs and the number of ranks. ``begun`` gets the ids before anything starts.
 
     Raises:
-        JobError: A server cannot reach the first one, or did not start; nothing runs.
+        JobError: A server cannot reach the first one; nothing was started.
+        SomeServersFailedError: Some did not start; nothing runs.
     """
     launcher = Launcher.named(request.launcher)
     plan = await make_plan(context, replace(request, lost_after=context.config.lost_after), nodes, launcher)
@@ -198,11 +212,20 @@ async def _start(
                 gpus=node.devices or None,
                 gpu_count=node.gpus or None,
                 waits=False,
+                on_empty=None,
             )
         )
-    answer = await all_or_none(context, await start_specs(context, specs))
-    for error in answer.errors.values():
-        raise error
+    begun += [spec.id for spec in specs]
+    starting = asyncio.create_task(start_specs(context, specs))
+    try:
+        started = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # A stop that overtakes the start would find nothing.
+        await asyncio.wait([starting], timeout=START_SECONDS)
+        raise
+    answer = await all_or_none(context, started)
+    if answer.errors:
+        raise SomeServersFailedError(answer.errors, [])
     return answer.jobs, sum(counts)
 
 
@@ -210,37 +233,40 @@ async def _follow(
     context: Context, jobs: Sequence[Job], seconds: float
 ) -> tuple[dict[str, NodeMeasurement], dict[str, Check]]:
     """Follow the jobs to their end; return what each server measured, and why one did not."""
-    if not jobs:
-        return {}, {}
     printed: dict[str, bytearray] = {job.server: bytearray() for job in jobs}
 
     def keep(chunk: Chunk) -> None:
         if chunk.stream == "out":
             printed[chunk.job.server] += chunk.data
 
-    answer = FollowAnswer(tuple(jobs))
+    answer, is_late = FollowAnswer(tuple(jobs)), False
     try:
         async with asyncio.timeout(seconds + SPARE_SECONDS):
             answer = await follow_jobs(context, jobs, keep, FollowOptions(started=True))
     except TimeoutError:
-        await stop_on_servers(context, jobs)
-    except asyncio.CancelledError:
-        async with asyncio.timeout(STOP_SECONDS):
-            await stop_on_servers(context, jobs)
-        raise
+        is_late = True
+        await stop_on_servers(context, jobs, signal="SIGKILL")
     measured = {server: read_measurement(server, text.decode(errors="replace")) for server, text in printed.items()}
+    if is_late:
+        late = Check(NAME, Status.FAIL, f"did not end within {seconds + SPARE_SECONDS:g} s", "remote-tool job-list")
+        return measured, {job.server: late for job in jobs}
     return measured, _find_problems(answer, measured)
 
 
 def _find_problems(answer: FollowAnswer, measured: Mapping[str, NodeMeasurement]) -> dict[str, Check]:
-    problems = {}
+    problems, consequences = {}, []
     for job in answer.jobs:
         hint = f"remote-tool job-tail {shlex.quote(str(job.key))}"
         if error := answer.errors.get(job.server):
             problems[job.server] = _failed(error)
         elif measured[job.server].problems:
             problems[job.server] = Check(NAME, Status.FAIL, measured[job.server].problems[0], hint)
+            if rank_errors.is_consequence(measured[job.server].problems[0]):
+                consequences.append(job.server)
         elif job.program_exit_code != 0:
             ended = job.reason or f"ended as {job.state}"
             problems[job.server] = Check(NAME, Status.FAIL, f"did not complete: {ended}", hint)
+    if len(consequences) < len(problems):
+        for server in consequences:
+            problems[server] = Check(NAME, Status.UNKNOWN, "ended, as another server failed")
     return problems

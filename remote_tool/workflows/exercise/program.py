@@ -65,7 +65,12 @@ def run_node(plan: dict[str, Any]) -> int:
                 )
         for local, rank in enumerate(ranks):
             if rank.poll() is None:
-                say("problem", device=local, text=f"did not end within {plan['seconds']:g} s")
+                say(
+                    "problem",
+                    device=local,
+                    is_gpu=bool(plan["devices"]),
+                    text=f"did not end within {plan['seconds']:g} s",
+                )
         health.tell()
     finally:
         for rank in ranks:
@@ -279,7 +284,12 @@ def run_rank(plan: dict[str, Any], local: int) -> int:
         Rank(plan, local).exercise()
     except Exception as error:  # noqa: BLE001 - whatever a driver, NCCL or torch raises is the result
         lines = [line for line in str(error).splitlines() if line.strip()]
-        say("problem", device=local, text=f"{type(error).__name__}: {lines[0] if lines else ''}")
+        say(
+            "problem",
+            device=local,
+            is_gpu=bool(plan["devices"]),
+            text=f"{type(error).__name__}: {lines[0] if lines else ''}",
+        )
         return 1
     return 0
 

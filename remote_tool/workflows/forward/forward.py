@@ -15,7 +15,7 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workflows.forward.addresses import parse_forward
 from remote_tool.workflows.forward.session import ForwardSession, Opened
 from remote_tool.workflows.jobs.follow import Patience, is_interruption
-from remote_tool.workflows.selection import choose_servers, find_job
+from remote_tool.workflows.selection import choose_logins, find_job
 from remote_tool.workflows.status.link_news import LinkNews
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ async def forward(context: Context, request: ForwardRequest, listener: Listener)
     """Forward ports until canceled, or until the job has ended or every server has failed.
 
     Raises:
-        UsageError: A forward, the job, or a server is unknown or invalid.
+        UsageError: A forward, the job, or a server is unknown or invalid, or the server is this machine.
     """
     forwards = tuple(parse_forward(text, reverse=request.reverse) for text in request.forwards)
     job = _running_job(context, request.job) if request.job else None
-    servers = choose_servers(context.config, request.servers if job is None else (job.server,))
+    servers = choose_logins(context.config, request.servers if job is None else (job.server,))
     progress = _Progress(context, set(servers), listener)
     # The first server gets the requested ports, the others the next free ones.
     sessions = {

@@ -12,10 +12,12 @@ import binascii
 import hmac
 import ipaddress
 import os
+import re
 import socket
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -27,6 +29,13 @@ LONGEST_HEAD = 16 * 1024
 HEAD_SECONDS, CONNECT_SECONDS, LOOK_UP_SECONDS = 30.0, 10.0, 10.0
 # For tests: NAME=ADDRESS:PORT connects to a port of this machine in place of port 443 of a name; separated by commas.
 TEST_VARIABLE = "REMOTE_TOOL_TEST_INTERNET"
+
+
+_NAME = re.compile(r"[a-z0-9_][a-z0-9._-]{0,252}")
+# IPv6 addresses that end in one of IPv4: of a translator (RFC 6052, 8215, 2765), and an old form.
+_WITH_IPV4 = tuple(
+    ipaddress.IPv6Network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96", "::/96")
+)
 
 
 class RefusedError(Exception):
@@ -84,19 +93,23 @@ class Proxy:
             raise RefusedError("407 Proxy Authentication Required", "this proxy is for another program")
         method, _, rest = line.partition(" ")
         target = rest.partition(" ")[0]
-        if method != "CONNECT":
-            raise RefusedError("403 Forbidden", "only https is carried")
-        name, _, port = target.rpartition(":")
+        name, _, port = target.rpartition(":") if method == "CONNECT" else (urlsplit(target).hostname or "", "", "")
         host = name.lower().rstrip(".")
+        # A name with other characters may be another one for the patterns than for the name service.
+        if not _NAME.fullmatch(host):
+            raise RefusedError("403 Forbidden", "not a host name")
+        if method != "CONNECT":
+            self.problems[host] = "is wanted by http: only https is carried"
+            raise RefusedError("403 Forbidden", "only https is carried")
         try:
             return await self._reach(host, port)
         except RefusedError as refused:
-            self.problems[host[:100]] = str(refused)
+            self.problems[host] = str(refused)
             raise
 
     async def _reach(self, host: str, port: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if port != str(HTTPS):
-            raise RefusedError("403 Forbidden", f"only port {HTTPS} is carried, not {port:.10}")
+            raise RefusedError("403 Forbidden", f"is not reached at port {port:.10}: only port {HTTPS} is carried")
         if not any(_matches(host, pattern) for pattern in self._hosts) and not await self._allow(host):
             raise RefusedError("403 Forbidden", "is not one of internet_hosts in configs.yaml")
         return await _open(host)
@@ -145,9 +158,13 @@ async def _look_up(host: str) -> list[str]:
         async with asyncio.timeout(LOOK_UP_SECONDS):
             found = await loop.getaddrinfo(host, HTTPS, type=socket.SOCK_STREAM)
     except TimeoutError:
-        raise RefusedError("502 Bad Gateway", "this machine cannot look it up: no answer") from None
-    except (OSError, UnicodeError) as error:
-        raise RefusedError("502 Bad Gateway", f"this machine cannot look it up: {error}") from None
+        raise RefusedError("502 Bad Gateway", "cannot be looked up by this machine: no answer") from None
+    except UnicodeError:
+        raise RefusedError("502 Bad Gateway", "is not a host name") from None
+    except OSError as error:
+        raise RefusedError(
+            "502 Bad Gateway", f"cannot be looked up by this machine: {error.strerror or error}"
+        ) from None
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     of_internet = [address for address in addresses if is_of_internet(address)]
     if not of_internet:
@@ -158,10 +175,14 @@ async def _look_up(host: str) -> list[str]:
 def is_of_internet(address: str) -> bool:
     """Return whether an address is one of the internet: not private, link-local, of this machine, or for many."""
     found = ipaddress.ip_address(address.partition("%")[0])
-    inner: ipaddress.IPv4Address | None = None
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
-    return found.is_global and not found.is_multicast and (inner is None or is_of_internet(str(inner)))
+    if isinstance(found, ipaddress.IPv4Address):
+        return found.is_global and not found.is_multicast
+    inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+    if inner is None and any(found in network for network in _WITH_IPV4):
+        inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    if inner is not None:
+        return is_of_internet(str(inner))
+    return found.is_global and not found.is_multicast and not found.is_site_local
 
 
 def _places_of_tests() -> dict[str, tuple[str, int]]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Host
 
 VARIABLES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+NOT_THROUGH = ("no_proxy", "NO_PROXY")
 LOOPBACK, LARGEST_PORT = "127.0.0.1", 65535
+MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,10 @@ class WayOut:
 
     @property
     def problem(self) -> str:
-        """The first host that could not be reached, and why; empty if there was none."""
-        return next((f"{host} {why}" for host, why in self._proxy.problems.items()), "")
+        """The hosts that could not be reached, and why; empty if there was none."""
+        problems = [f"{host} {why}" for host, why in self._proxy.problems.items()]
+        more = [f"and {len(problems) - MOST_NAMED} more"] if len(problems) > MOST_NAMED else []
+        return "; ".join([*problems[:MOST_NAMED], *more])
 
 
 @asynccontextmanager
@@ -81,13 +85,20 @@ async def way_out(host: Host, config: Config, allow: Callable[[str], Awaitable[b
             url = f"http://{USER}:{secret}@{LOOPBACK}:{_port_in(tunnel, host.name)}"
             taking = asyncio.create_task(_take_frames(tunnel))
             try:
-                yield WayOut(dict.fromkeys(VARIABLES, url), proxy)
+                yield WayOut({**dict.fromkeys(VARIABLES, url), **_not_through(config, host.name)}, proxy)
             finally:
                 taking.cancel()
                 await asyncio.wait([taking])
     finally:
         for task in serving:
             task.cancel()
+
+
+def _not_through(config: Config, server: str) -> dict[str, str]:
+    """Return the variables with the hosts that programs reach by themselves: the server itself, and as configured."""
+    known = config.variables_of(server)
+    own = [value for name in NOT_THROUGH if (value := known.get(name))]
+    return dict.fromkeys(NOT_THROUGH, ",".join(dict.fromkeys(["localhost", LOOPBACK, "::1", *own])))
 
 
 def _port_in(tunnel: OpenTunnel, server: str) -> int:

@@ -73,8 +73,9 @@ async def _fetch_here(work: ServerWork, installer: ChosenInstaller, reason: Step
                     await asyncio.to_thread(_download, installer, file)
                     done(installer.name)
         except (OSError, http.client.HTTPException) as error:
+            is_alone = reason is None or work.config.servers[work.server].localhost
             raise EnvironmentSetupError(
-                f"{'this machine cannot' if reason is None else f'neither {work.server} nor this machine can'} "
+                f"{'this machine cannot' if is_alone else f'neither {work.server} nor this machine can'} "
                 f"download {installer.name}: {error}",
                 hint=f"download {installer.url} yourself and set "
                 f"{installer.key}: {{file: PATH, sha256: {installer.sha256}}} in configs.yaml; "

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from remote_tool.config.servers import Internet
-from remote_tool.environments.cause import cause_of, hint_from_output
+from remote_tool.environments.cause import NO_INDEX, cause_of, hint_from_output
 from remote_tool.environments.step import REFUSED, guarded
-from remote_tool.errors import EnvironmentSetupError, RemoteToolError
+from remote_tool.errors import EnvironmentSetupError, JobError, RemoteToolError
 from remote_tool.transport.host import Stream
 from remote_tool.workflows.agent_client import NoPythonError
 from remote_tool.workflows.events import Notice, Outcome, StepEnded, StepOutput, StepProgress, StepStarted
@@ -188,8 +188,12 @@ class ServerWork:
             if self.config.internet_of(self.server) is Internet.THROUGH_ME:
                 from remote_tool.workflows.internet.way_out import way_out  # noqa: PLC0415 - seldom needed
 
-                with suppress(NoPythonError):
+                try:
                     way = await stack.enter_async_context(way_out(self.host, self.config, self.allow))
+                except NoPythonError:
+                    pass  # this step may bring one
+                except JobError as error:
+                    self.report(Notice(self.server, f"no way out through this machine: {error.message}"))
             yield way
 
     async def _stream(self, step: Step, log: StepLog, more: Mapping[str, str]) -> Exit:
@@ -226,7 +230,7 @@ class ServerWork:
         hint = hint_from_output(self.facts, log.tail, version=version, kind=kind, is_direct=is_direct)
         return StepFailedError(
             f"{self.server}: {step.title} {f'failed: {cause}' if cause else ending}{below}",
-            hint=f"through this machine: {problem}" if problem else hint,
+            hint=f"through this machine: {problem}" if problem and (not hint or hint.startswith(NO_INDEX)) else hint,
             server=self.server,
             status=status,
         )

@@ -31,7 +31,8 @@ def note_files(server: str, paths: RemotePaths, snapshot: Snapshot, artifacts: t
     try:
         for folder in (Path(paths.scripts), Path(paths.jobs)):
             folder.mkdir(mode=0o700, exist_ok=True)
-            _write(folder / ".gitignore", _IGNORED)
+            if not (folder / ".gitignore").exists():
+                _write(folder / ".gitignore", _IGNORED)
         records = _without(_matching(paths.project, artifacts), [*each_record(snapshot.sent_list)])
         _write(Path(paths.own_files), b"".join(record + b"\0" for record in records))
     except OSError as error:

@@ -159,7 +159,9 @@ async def _use_in_place(
         report(StepEnded(server, options.step, Outcome.FAILED, _first_line(error), time.monotonic() - began))
         raise
     result = PushResult(server, snapshot.id)
-    report(StepEnded(server, options.step, Outcome.UNCHANGED, describe(result, options), time.monotonic() - began))
+    # Nothing is ever sent there, which is not news before each job.
+    ended, seconds = describe(result, options), time.monotonic() - began
+    report(StepEnded(server, options.step, Outcome.UNCHANGED, ended, seconds, is_internal=True))
     return result
 
 

@@ -44,7 +44,7 @@ def test_an_empty_file_has_no_parameters(tmp_path: Path) -> None:
         ("- 1", ":1: must be a mapping (key: value), found a list"),
         ("grid: 5", ":1: grid: must be a mapping (key: value), found '5'"),
         ("grid:\n  lr: [1, 1]", ":2: grid.lr: grid lr has the value '1' twice"),
-        ("grid:\n  lr: []", ":2: grid.lr: must be a list of values, found a list"),
+        ("grid:\n  lr: []", ":2: grid.lr: must be a list of values, found an empty list"),
         ("grid:\n  lr: [1, [2]]", ":2: grid.lr[1]: must be a value, found a list"),
         ("grid:\n  lr: 5..1", ":2: grid.lr: grid lr=5..1 has no values; write the smaller number first"),
         ("grid:\n  l r: 1", ":2: grid.'l r': grid: 'l r' cannot name a parameter"),
