@@ -55,7 +55,9 @@ def clean(  # noqa: PLR0913 - one parameter per option
     """Remove ended jobs and leftovers on servers and here. Lists them and asks first; never removes your outputs."""
     request = CleanRequest(targets.servers, _read_age(older), keep, jobs.names, artifacts=artifacts, all=everything)
     if everything and not targets.servers and not targets.is_list:
-        raise UsageError("--all needs the servers to clean", hint="remote-tool clean --all --server NAME")
+        raise UsageError(
+            "--all removes all that a server has, so name it", hint="remote-tool clean --all --server NAME"
+        )
     with connection.console("looking for leftovers") as console:
         workspace = targets.find_workspace(console)
         found = workspace.survey(request)

@@ -17,6 +17,7 @@ from remote_tool.cli.output.json_output import jobs_document, print_json
 from remote_tool.cli.tables.jobs import print_jobs
 from remote_tool.errors import UsageError
 from remote_tool.jobs.job import JobState
+from remote_tool.readable import counted
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, StillRunningError, sort_jobs
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def job_rsync(
         with connection.console(ASKING, show_output=show_output) as console:
             workspace = console.find_workspace()
             answer = workspace.pull_logs(JobSelection(servers=tuple(server or ()), hidden=True))
-        inform(f"fetched logs of {len(answer.jobs)} jobs into {workspace.config.local.jobs}")
+        inform(f"fetched logs of {counted(len(answer.jobs), 'job')} into {workspace.config.local.jobs}")
         show_problems(answer)
         if not delay:
             leave_unless_ok(answer.exit_code)

@@ -305,6 +305,8 @@ def _names(server: ServerInspection) -> Check:
     if not addresses:
         return Check("names", Status.WARN, f"cannot resolve its own name {own}", hint)
     if all(_is_loopback(address) for address in addresses):
+        if len(server.config.usual_servers) == 1:
+            return Check("names", Status.OK, f"{own} is {addresses[0]}; there is no other server")
         return Check("names", Status.WARN, f"{own} resolves to {addresses[0]}, which other servers cannot reach", hint)
     return Check("names", Status.OK, f"{own} is {next(each for each in addresses if not _is_loopback(each))}")
 
