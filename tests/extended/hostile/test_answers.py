@@ -13,8 +13,7 @@ import pytest
 from remote_tool.jobs.job import JobState
 from remote_tool.transport.ssh import login_shell
 from remote_tool.transport.sync import bridge
-from remote_tool.workflows import agent_client
-from remote_tool.workflows.forward import session
+from remote_tool.workflows import agent_client, tunnel
 from remote_tool.workflows.jobs import run, stacks
 from remote_tool.workflows.launch import rendezvous
 from remote_tool.workflows.prepare import server as prepare_server
@@ -162,7 +161,7 @@ def lose_patience(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(login_shell, "LONGEST_START", SILENCE)
     patch.setattr(agent_client, "LONGEST_SILENCE", SILENCE)
     patch.setattr(run, "BEGIN_SECONDS", SILENCE)
-    patch.setattr(session, "FIRST_ANSWER_SECONDS", SILENCE)
+    patch.setattr(tunnel, "FIRST_ANSWER_SECONDS", SILENCE)
     patch.setattr(stacks, "SILENCE", SILENCE)
     patch.setattr(prepare_server, "FACTS_TIMEOUT", SILENCE)
     patch.setattr(rendezvous, "CONNECT_SECONDS", SILENCE / 4)
