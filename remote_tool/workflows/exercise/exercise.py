@@ -173,12 +173,12 @@ async def _find_gpus(
     failed |= {server: (_failed(error),) for server, error in asked.errors.items()}
     for server, text in taken.items():
         failed[server] = (Check(NAME, Status.FAIL, f"its GPUs are in use: {text}", "remote-tool gpus"),)
-    free = {server: gpus.total for server, gpus in asked.values.items()}
-    # Where GPUs cannot be reserved, such as AMD's, all are used as they are.
+    for server, gpus in asked.values.items():
+        if nodes[server].gpus and not gpus.total:
+            # Such as AMD's: without a reservation, somebody's training may run on them.
+            failed[server] = (Check(NAME, Status.UNKNOWN, f"its GPUs cannot be reserved: {gpus.why}"),)
     return {
-        server: replace(facts, gpus=free.get(server) or facts.gpus)
-        for server, facts in nodes.items()
-        if server not in failed
+        server: replace(nodes[server], gpus=gpus.total) for server, gpus in asked.values.items() if server not in failed
     }
 
 
