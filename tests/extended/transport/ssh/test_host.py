@@ -407,15 +407,15 @@ async def test_no_variable_and_no_agent_goes_along(
     host: Host, monkeypatch: pytest.MonkeyPatch, log_in: LogIn, server: TestServer
 ) -> None:
     """Nothing rests on AcceptEnv, and the server cannot use our keys."""
-    monkeypatch.setenv("LC_CANARY", "4711")
+    monkeypatch.setenv("LC_CANARY", "canary of ours")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nonexistent")
     Path.home().joinpath(".ssh").mkdir()
-    Path.home().joinpath(".ssh/config").write_text("Host *\nForwardAgent yes\nSendEnv LC_*\nSetEnv LC_OTHER=4712\n")
+    Path.home().joinpath(".ssh/config").write_text("Host *\nForwardAgent yes\nSendEnv LC_*\nSetEnv LC_OTHER=canary\n")
     async with log_in(server) as other:
         environment = (await other.run("env")).stdout
     assert b"SSH_CONNECTION" in environment
     assert b"SSH_AUTH_SOCK" not in environment
-    assert b"471" not in environment
+    assert b"canary" not in environment
     assert host.name == "first"
 
 

@@ -307,7 +307,7 @@ def test_nothing_goes_without_a_yes(desk: Workspace, server: TestServer) -> None
     assert remote_folder(server, job.id).exists()
     asked = remote_tool("clean", "--all", cwd=desk.root)
     assert asked.returncode == 2
-    assert "--all needs the servers" in asked.stderr
+    assert "--all removes all that a server has, so name it" in asked.stderr
     assert remote_tool("clean", "--older", "soon", cwd=desk.root).returncode == 2
 
 
