@@ -53,3 +53,8 @@ def open_files(pid: int) -> dict[int, str]:
             with suppress(OSError):
                 found[int(entry.name)] = str(entry.readlink())
     return found
+
+
+def users_of(folder: str) -> list[int]:
+    """Return the processes that have something open in a folder."""
+    return [pid for pid, _ in environments() if any(name.startswith(folder) for name in open_files(pid).values())]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.processes import environments, open_files
+from tests.processes import environments, open_files, users_of
 from tests.promises.conftest import Desk, until
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
 
@@ -65,6 +65,7 @@ def test_servers_without_gpus_are_compared_by_their_cpus_and_the_network_between
         ("exercise", "succeeded", "first"),
         ("exercise", "succeeded", "second"),
     ]
+    until(lambda: not users_of(str(desk_of_two.there() / ".jobs")), "the supervisors have ended")
     assert not empty.exists(), "a check stops no rented machine"
 
 

@@ -8,12 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.processes import environments, is_running, open_files
+from tests.processes import is_running, users_of
 from tests.program import remote_tool
 from tests.promises.conftest import Desk, until
 from tests.stand_in_gpus import gpu_line, put_nvidia_smi
@@ -102,18 +101,8 @@ def test_the_command_that_stops_a_rented_machine_does_not_run(home: Desk) -> Non
     home.does(*JOB, "true", "--follow")
     job_id = home.job(1)["id"]
 
-    def is_watched() -> bool:
-        folder = str(home.root / ".jobs" / job_id)
-        return any(name.startswith(folder) for pid, _ in environments() for name in _files_of(pid))
-
-    until(lambda: not is_watched(), "the supervisor of the job has ended")
+    until(lambda: not users_of(str(home.root / ".jobs" / job_id)), "the supervisor of the job has ended")
     assert not (home.root / "stopped").exists()
-
-
-def _files_of(pid: int) -> list[str]:
-    with suppress(OSError):
-        return list(open_files(pid).values())
-    return []
 
 
 def test_a_command_before_prepare_ends_with_its_own_status_also_by_a_signal_without_a_name(home: Desk) -> None:

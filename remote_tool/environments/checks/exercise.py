@@ -187,15 +187,17 @@ def _with_median(device: ExercisedDevice, rates: list[float]) -> ExercisedDevice
     return ExercisedDevice(device.server, device.device, device.name, device.flops, device.type, known)
 
 
-def judge(measured: Mapping[str, NodeMeasurement], ranks: int) -> dict[str, list[Check]]:
+def judge(
+    measured: Mapping[str, NodeMeasurement], devices: Sequence[ExercisedDevice], bits: float | None, ranks: int
+) -> dict[str, list[Check]]:
     """Return the checks of each server.
 
     Args:
         measured: What each server has printed, in the order of their nodes.
+        devices: Those of all servers, with the medians of their kinds.
+        bits: Bus bandwidth of the all-reduce in bit/s; None if there was none.
         ranks: The number of ranks that took part.
     """
-    devices = with_medians(each for found in measured.values() for each in found.devices)
-    bits = next((found.bits for found in measured.values() if found.bits is not None), None)
     rates = _rates_of_nodes(measured)
     checks = {}
     for server, found in measured.items():

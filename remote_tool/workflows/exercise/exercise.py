@@ -40,8 +40,8 @@ from remote_tool.workflows.start.start_specs import start_specs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from remote_tool.jobs.job import Job
-    from remote_tool.launchers.plan import NodeFacts
+    from remote_tool.jobs.job import Job, JobSpec
+    from remote_tool.launchers.plan import LaunchPlan, NodeFacts
     from remote_tool.workflows.context import Context
 
 LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
@@ -49,6 +49,8 @@ LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
 SPARE_SECONDS = 30.0
 START_SECONDS = 10.0
 GPU_PAUSE = 2.0
+# A program that prints without end does not fill this machine's memory.
+MOST_PRINTED = 1024 * 1024
 NAME = "exercise"
 
 
@@ -86,18 +88,7 @@ async def exercise(context: Context, servers: Sequence[str], seconds: float) -> 
         seconds: The most that the exercise takes, after waiting at most as long for GPUs.
     """
     failed: dict[str, tuple[Check, ...]] = {}
-    request = LaunchRequest(
-        f'python -c "${program.SOURCE}"',
-        tuple(servers),
-        sync=False,
-        launcher="shell",
-        frozen=False,
-        name=NAME,
-        workdir="",
-        max_duration=seconds + SPARE_SECONDS,
-        stop_if_idle=0,
-        on_end="",
-    )
+    request = _request(servers, seconds)
     nodes = await _find_nodes(context, request, servers, failed)
     nodes = await _find_gpus(context, nodes, seconds, failed)
     begun: list[str] = []
@@ -117,16 +108,35 @@ async def exercise(context: Context, servers: Sequence[str], seconds: float) -> 
         # At once, as the program waits little for it; without a connection, the exercise ends when its time is up.
         await stop_on_servers(context, list(context.registry.find(begun).values()), signal="SIGKILL")
         raise
-    checks = judge(measured, ranks)
-    for server, problem in problems.items():
-        checks[server] = [*checks.get(server, []), problem]
+    answer = _judged(measured, problems, ranks)
+    return replace(answer, checks={**failed, **answer.checks})
+
+
+def _request(servers: Sequence[str], seconds: float) -> LaunchRequest:
+    return LaunchRequest(
+        f'python -c "${program.SOURCE}"',
+        tuple(servers),
+        sync=False,
+        launcher="shell",
+        frozen=False,
+        name=NAME,
+        workdir="",
+        max_duration=seconds + SPARE_SECONDS,
+        stop_if_idle=0,
+        on_end="",
+    )
+
+
+def _judged(measured: Mapping[str, NodeMeasurement], problems: Mapping[str, Check], ranks: int) -> Exercise:
     devices = with_medians(each for found in measured.values() for each in found.devices)
+    bits = next((found.bits for found in measured.values() if found.bits is not None), None)
+    checks = judge(measured, devices, bits, ranks)
     return Exercise(
         devices,
         {server: tuple(found.health) for server, found in measured.items() if found.health},
         ranks,
-        next((found.bits for found in measured.values() if found.bits is not None), None),
-        {**failed, **{server: tuple(own) for server, own in checks.items()}},
+        bits,
+        {server: (*own, *([problems[server]] if server in problems else [])) for server, own in checks.items()},
     )
 
 
@@ -191,30 +201,10 @@ async def _start(
         JobError: A server cannot reach the first one; nothing was started.
         SomeServersFailedError: Some did not start; nothing runs.
     """
-    launcher = Launcher.named(request.launcher)
-    plan = await make_plan(context, replace(request, lost_after=context.config.lost_after), nodes, launcher)
-    counts = [max(1, node.gpus) for node in nodes]
-    leaders = [sum(counts[:place]) for place in range(len(counts))]
-    common = {
-        "seconds": seconds,
-        "ranks": sum(counts),
-        "leaders": leaders,
-        "nccl": all(node.gpus for node in nodes),
-    }
-    # Not in the request, whose variables are secrets: their words are redacted.
-    source, specs = inspect.getsource(program), []
-    for node, leader, spec in zip(nodes, leaders, make_specs(plan, request), strict=True):
-        own = {**common, "devices": node.gpus, "first_rank": leader}
-        specs.append(
-            replace(
-                complete(spec, context.config, request, Sent({})),
-                environment={**spec.environment, program.SOURCE: source, program.PLAN: json.dumps(own)},
-                gpus=node.devices or None,
-                gpu_count=node.gpus or None,
-                waits=False,
-                on_empty=None,
-            )
-        )
+    plan = await make_plan(
+        context, replace(request, lost_after=context.config.lost_after), nodes, Launcher.named(request.launcher)
+    )
+    specs = _make_specs(context, request, plan, nodes, seconds)
     begun += [spec.id for spec in specs]
     starting = asyncio.create_task(start_specs(context, specs))
     try:
@@ -226,7 +216,37 @@ async def _start(
     answer = await all_or_none(context, started)
     if answer.errors:
         raise SomeServersFailedError(answer.errors, [])
-    return answer.jobs, sum(counts)
+    return answer.jobs, sum(map(_count_ranks, nodes))
+
+
+def _count_ranks(node: NodeFacts) -> int:
+    return max(1, node.gpus)
+
+
+def _make_specs(
+    context: Context, request: LaunchRequest, plan: LaunchPlan, nodes: Sequence[NodeFacts], seconds: float
+) -> list[JobSpec]:
+    counts = [_count_ranks(node) for node in nodes]
+    leaders = [sum(counts[:place]) for place in range(len(counts))]
+    nccl = all(node.gpus for node in nodes)
+    common = {"seconds": seconds, "ranks": sum(counts), "leaders": leaders, "nccl": nccl}
+    # Not in the request, whose variables are secrets: their words are redacted.
+    source = inspect.getsource(program)
+    return [
+        replace(
+            complete(spec, context.config, request, Sent({})),
+            environment={
+                **spec.environment,
+                program.SOURCE: source,
+                program.PLAN: json.dumps({**common, "devices": node.gpus, "first_rank": leader}),
+            },
+            gpus=node.devices or None,
+            gpu_count=node.gpus or None,
+            waits=False,
+            on_empty=None,
+        )
+        for node, leader, spec in zip(nodes, leaders, make_specs(plan, request), strict=True)
+    ]
 
 
 async def _follow(
@@ -236,7 +256,7 @@ async def _follow(
     printed: dict[str, bytearray] = {job.server: bytearray() for job in jobs}
 
     def keep(chunk: Chunk) -> None:
-        if chunk.stream == "out":
+        if chunk.stream == "out" and len(printed[chunk.job.server]) < MOST_PRINTED:
             printed[chunk.job.server] += chunk.data
 
     answer, is_late = FollowAnswer(tuple(jobs)), False

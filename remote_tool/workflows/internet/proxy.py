@@ -2,6 +2,8 @@
 
 Names are looked up here, and an address that is not one of the internet is refused: a server must not reach what only
 this machine does. The connection goes to the address that was checked.
+
+It stands alone because it knows nothing of servers and tunnels: a pair of streams is all that it has.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from remote_tool.environments.checks.exercise import (
     judge,
     read_measurement,
     readable_flops,
+    with_medians,
 )
 from remote_tool.workflows.exercise import program
 
@@ -32,6 +33,11 @@ def measured(**printed: str) -> dict[str, NodeMeasurement]:
     return {server: read_measurement(server, text) for server, text in printed.items()}
 
 
+def judged(found: dict[str, NodeMeasurement], ranks: int) -> dict[str, list[Check]]:
+    devices = with_medians(each for node in found.values() for each in node.devices)
+    return judge(found, devices, next((node.bits for node in found.values() if node.bits), None), ranks)
+
+
 def the(checks: list[Check], name: str) -> Check:
     (found,) = [check for check in checks if check.name == name]
     return found
@@ -39,7 +45,7 @@ def the(checks: list[Check], name: str) -> Check:
 
 @pytest.mark.row(319)
 def test_a_gpu_is_compared_with_the_median_of_its_kind_on_all_servers() -> None:
-    found = judge(
+    found = judged(
         measured(
             first=rate(0, 650) + rate(1, 655),
             second=rate(0, 648) + rate(1, 301) + rate(2, 220, A100),
@@ -62,7 +68,7 @@ def test_other_programs_may_take_more_of_a_cpu_than_of_a_gpu() -> None:
     def cpu(flops: float) -> str:
         return line("rate", device=0, is_gpu=False, name="EPYC, 8 cores", flops=flops, type="float32")
 
-    found = judge(measured(a=cpu(100e9), b=cpu(100e9), c=cpu(60e9), d=cpu(39e9)), 4)
+    found = judged(measured(a=cpu(100e9), b=cpu(100e9), c=cpu(60e9), d=cpu(39e9)), 4)
     assert [the(found[server], "speed").status.value for server in "abcd"] == ["ok", "ok", "ok", "fail"]
     assert the(found["d"], "speed").value == "39.0 GFLOP/s, 49 % of 80.0 GFLOP/s, the median of EPYC, 8 cores"
 
@@ -72,7 +78,7 @@ def test_of_nodes_the_one_whose_both_links_are_slow_is_named() -> None:
     rates = {"first": 9e9, "second": 9.1e9, "third": 0.9e9, "fourth": 0.9e9}
     printed = {name: line("exchange", bits=bits) for name, bits in rates.items()}
     printed["first"] += line("all-reduce", bits=0.9e9) + line("link", interface="eth0", mbit=10000)
-    found = judge(measured(**printed), 4)
+    found = judged(measured(**printed), 4)
     assert {name: the(own, "all-reduce").status.value for name, own in found.items()} == {
         "first": "ok",
         "second": "ok",
@@ -85,7 +91,7 @@ def test_of_nodes_the_one_whose_both_links_are_slow_is_named() -> None:
 
 
 def test_of_two_nodes_neither_is_called_slow() -> None:
-    found = judge(measured(a=line("all-reduce", bits=1e6), b=""), 2)
+    found = judged(measured(a=line("all-reduce", bits=1e6), b=""), 2)
     assert [the(own, "all-reduce").status for own in found.values()] == [Status.OK, Status.OK]
 
 
@@ -94,22 +100,22 @@ def test_errors_heat_and_xids_are_told() -> None:
         usual = {"temperature": 60, "throttled": [], "uncorrected": 0, "corrected": 0}
         return line("health", device=device, **{**usual, **values})
 
-    def judged(printed: str) -> tuple[str, str]:
-        check = the(judge(measured(a=printed), 1)["a"], "gpu health")
+    def health_of(printed: str) -> tuple[str, str]:
+        check = the(judged(measured(a=printed), 1)["a"], "gpu health")
         return check.status.value, check.value
 
     quiet = line("xid", is_readable=True, errors=[])
-    assert judged(health(0) + health(1, temperature=71) + quiet) == ("ok", "no errors, up to 71 °C")
-    assert judged(health(0) + line("xid", is_readable=False, errors=[])) == (
+    assert health_of(health(0) + health(1, temperature=71) + quiet) == ("ok", "no errors, up to 71 °C")
+    assert health_of(health(0) + line("xid", is_readable=False, errors=[])) == (
         "ok",
         "no errors, up to 60 °C; the kernel's log, which has Xid errors, is not readable",
     )
-    assert judged(health(0, throttled=["heat"], temperature=92) + quiet) == (
+    assert health_of(health(0, throttled=["heat"], temperature=92) + quiet) == (
         "warn",
         "GPU 0 was slowed down by heat at 92 °C; up to 92 °C",
     )
-    assert judged(health(0) + line("xid", is_readable=True, errors=[["0000:c1:00", 79]]))[0] == "warn"
-    assert judged(health(0, uncorrected=3, temperature=None) + quiet) == ("fail", "GPU 0: 3 uncorrected ECC errors")
+    assert health_of(health(0) + line("xid", is_readable=True, errors=[["0000:c1:00", 79]]))[0] == "warn"
+    assert health_of(health(0, uncorrected=3, temperature=None) + quiet) == ("fail", "GPU 0: 3 uncorrected ECC errors")
 
 
 def test_lines_that_are_anything_are_left_out() -> None:
