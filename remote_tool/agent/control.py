@@ -19,6 +19,8 @@ from remote_tool.protocol.marks import JOB_MARKER, SUPERVISOR_MARKER
 # Each operation has its own module: loading all of them would take longer than most operations.
 _OPS = {
     "start": "jobs.start",
+    "hold": "jobs.held",
+    "settle": "jobs.held",
     "status": "jobs.status",
     "stop": "jobs.stop",
     "give_up": "jobs.give_up",

@@ -13,7 +13,7 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.job_folder import RESERVE
 from remote_tool.protocol.limits import LONGEST_REASON, REBOOTED
 from remote_tool.protocol.named_tuple import NamedTuple
-from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError, state_of_ended
+from remote_tool.protocol.records import ENDED, HELD, SPEC, STARTED, RecordError, state_of_ended
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class JobRecords(NamedTuple):
     spec: Record
     started: Optional[Record]
     ended: Optional[Record]
+    held: Optional[Record] = None
 
 
 class JobStatus(NamedTuple):
@@ -97,6 +98,7 @@ class JobStatus(NamedTuple):
         supervisor: The job's living supervisor on this machine.
         members: The job's living processes on this machine.
         ran_here: Whether the job ran on this machine, judging by its names.
+        held: Who starts the job in place of this program; None: nobody does.
     """
 
     spec: Record
@@ -107,6 +109,7 @@ class JobStatus(NamedTuple):
     supervisor: Optional[Process] = None
     members: tuple[Process, ...] = ()
     ran_here: bool = True
+    held: Optional[Record] = None
 
     @property
     def is_finished(self) -> bool:
@@ -123,6 +126,7 @@ class JobStatus(NamedTuple):
             "ran_here": self.ran_here,
             "alive": self.supervisor is not None or bool(self.members),
             "processes": [process.pid for process in self.members],
+            "held": self.held,
         }
 
 
@@ -142,14 +146,14 @@ def judge(folder: int, job_id: str, host: HostSnapshot) -> JobStatus:
         raise RecordError(f"{SPEC}: is missing")
     ended = job_folder.read_record(folder, ENDED, job_id)
     started = job_folder.read_record(folder, STARTED, job_id)
-    records = JobRecords(spec, started, ended)
+    records = JobRecords(spec, started, ended, job_folder.read_record(folder, HELD, job_id))
     job_status = _judge_unended(folder, records, host) if ended is None else _judge_ended(folder, records, host)
     if job_status.state == "lost":
         # The job may have ended between the two reads.
         records = records._replace(ended=job_folder.read_record(folder, ENDED, job_id))
         if records.ended is not None:
-            return _judge_ended(folder, records, host)
-    return job_status
+            job_status = _judge_ended(folder, records, host)
+    return job_status._replace(held=records.held)
 
 
 def is_supervised(folder: int, job_id: str) -> bool:
@@ -174,7 +178,7 @@ def is_looked_after(folder: int) -> bool:
 
 
 def _judge_ended(folder: int, records: JobRecords, host: HostSnapshot) -> JobStatus:
-    spec, started, ended = records
+    spec, started, ended, _ = records
     assert ended is not None
     members: List[Process] = []
     if ended["unkillable"] and started is not None and _is_here(started["place"], host.place):
@@ -184,7 +188,9 @@ def _judge_ended(folder: int, records: JobRecords, host: HostSnapshot) -> JobSta
 
 
 def _judge_unended(folder: int, records: JobRecords, host: HostSnapshot) -> JobStatus:
-    spec, started, _ = records
+    spec, started, _, held = records
+    if started is None and held is not None:
+        return JobStatus(spec, None, None, "queued", held["reason"])
     record = spec if started is None else started
     if not _is_here(record["place"], host.place):
         state, reason = _judge_from_afar(folder, record, host.place)
@@ -218,8 +224,9 @@ def _running_reason(folder: int, spec: Record, started: Record) -> str:
 
 
 def describe_attempt(failed: List[str], retries: int) -> str:
-    """Return which attempt it is after these failed."""
-    return f"attempt {len(failed) + 1} of {retries + 1}, after {failed[-1]}"
+    """Return which attempt it is after these failed; one that others began again is not among the retries."""
+    of = f" of {retries + 1}" if len(failed) <= retries else ""
+    return f"attempt {len(failed) + 1}{of}, after {failed[-1]}"
 
 
 def _lost_reason(members: List[Process]) -> str:

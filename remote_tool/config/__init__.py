@@ -12,4 +12,5 @@ __all__ = [
     "loading",
     "model",
     "servers",
+    "slurm",
 ]

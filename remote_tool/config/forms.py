@@ -45,6 +45,7 @@ def _like(expected: str, pattern: str, *, is_secret: bool = False) -> Validator:
 
 LARGEST_PORT = 65535
 OLDEST_PYTHON = (3, 8)
+LONGEST_SBATCH = 1000
 
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 _PYTHON = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -269,6 +270,11 @@ LAUNCH = Validator(
     lambda text: begins_shell(_split(text)),
 )
 CONTAINER = Validator("an image, optionally with docker run options in front", _names_image)
+SBATCH_OPTION = _like("the long name of an option of sbatch, such as partition", "[a-z][a-z0-9-]{0,40}")
+SBATCH_VALUE = Validator(
+    "a value of one line for sbatch", lambda text: 0 < len(text) <= LONGEST_SBATCH and text.isprintable()
+)
+NODES = _like("a whole number of nodes, at least 1", "[1-9][0-9]{0,3}")
 STATUS_NAME = _like("a word of letters, digits, . _ -, at most 20 characters long", _NO_OPTION + "{0,19}")
 PATTERN = Validator("a regular expression with one group, such as 'accuracy ([0-9.]+)'", str.isprintable)
 SHA256 = _like("64 hexadecimal digits", "[0-9a-fA-F]{64}")

@@ -13,6 +13,7 @@ from remote_tool.config.devices import read_devices
 from remote_tool.config.environment import Environment, read_environment
 from remote_tool.config.keys import key, keys_of, read_keys
 from remote_tool.config.readers import choice, local_path, script, text, text_of, variables, yes_or_no
+from remote_tool.config.slurm import Slurm, read_slurm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +31,12 @@ THIS_MACHINE = "localhost"
 HERE = "here"
 # Keys of a server that one logs in to.
 _OF_LOGINS = ("hostname", "username", "port", "private_key", "password", "password_env")
+_NOT_BESIDE_SLURM = {
+    "launch": "its jobs start on other machines",
+    "container": "its jobs start on other machines",
+    "devices": "Slurm chooses the GPUs of a job",
+    "address": "the nodes of a launch are known only when it starts",
+}
 
 
 class Internet(StrEnum):
@@ -184,6 +191,16 @@ class Server:
             "How this server reaches the internet, in place of `internet` for all.",
         ),
     )
+    slurm: Slurm | None = field(
+        default=None,
+        metadata=key(
+            read_slurm,
+            "none",
+            'Options of `sbatch` by their long names, such as `{partition: gpu, gres: "gpu:4", time: "8:00:00"}`: '
+            "the server is the login node of a Slurm cluster, which runs the jobs. `nodes` is the number of nodes of a "
+            "launch without `--nnodes`. See [a Slurm cluster](guide.md#a-slurm-cluster).",
+        ),
+    )
     env: Mapping[str, str] = field(
         default_factory=dict,
         repr=False,
@@ -236,6 +253,7 @@ def _server(name: str, place: ConfigNode, project: ProjectParts) -> Server | Non
     if "password" in values and "password_env" in values:
         values["password_env"].refuse("cannot be combined with password; keep one of them")
     _refuse_two_ways_in(values)
+    _refuse_beside_slurm(values)
     hostname, username = _login(values)
     server = Server(name, hostname, username, **read_keys(Server, values, project))
     return server if hostname else None
@@ -246,6 +264,8 @@ def _this_machine(name: str, values: Mapping[str, ConfigNode], project: ProjectP
         if login in values:
             values[login].refuse("cannot be combined with localhost: nothing logs in to this machine")
     _refuse_two_ways_in(values)
+    if "slurm" in values:
+        values["slurm"].refuse("cannot be combined with localhost: it is for a login node that one logs in to")
     others = {key: value for key, value in values.items() if key not in _OF_LOGINS}
     return Server(name, THIS_MACHINE, localhost=True, project=str(project.root), **read_keys(Server, others, project))
 
@@ -253,6 +273,12 @@ def _this_machine(name: str, values: Mapping[str, ConfigNode], project: ProjectP
 def _refuse_two_ways_in(values: Mapping[str, ConfigNode]) -> None:
     if "launch" in values and "container" in values:
         values["container"].refuse("cannot be combined with launch; keep one of them")
+
+
+def _refuse_beside_slurm(values: Mapping[str, ConfigNode]) -> None:
+    for name, why in _NOT_BESIDE_SLURM.items():
+        if "slurm" in values and name in values:
+            values[name].refuse(f"cannot be combined with slurm: {why}")
 
 
 def _login(values: Mapping[str, ConfigNode]) -> tuple[str, str | None]:

@@ -65,14 +65,14 @@ class LaunchWatch:
     Attributes:
         servers: All nodes, by rank.
         address: Of the first node, as reached by the others.
-        port: The port of its supervisor.
+        port: The port of its supervisor, or a name in its place.
         secret: Authenticates the nodes; never written to disk.
         lost_after: Seconds of silence after which a node counts as lost.
     """
 
     servers: tuple[str, ...]
     address: str
-    port: int
+    port: int | str
     secret: str = field(repr=False)
     lost_after: float = DEFAULT_LOST_AFTER
 

@@ -63,15 +63,15 @@ class Rendezvous:
 
     Attributes:
         address: Of the first server.
-        port: For the ranks.
+        port: For the ranks; like the address a name, if the nodes find them themselves.
         routes: Each server's route to it.
         watch_port: For the supervisors' heartbeat.
     """
 
     address: str
-    port: int
+    port: int | str
     routes: Mapping[str, Route]
-    watch_port: int = 0
+    watch_port: int | str = 0
 
 
 @dataclass(frozen=True)

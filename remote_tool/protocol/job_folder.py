@@ -4,6 +4,7 @@
     started.json   the processes; the command runs only after this is on disk
     stop.json      a request to stop the job
     withdraw.json  a request to end it if it still waits, and what takes its place on which server
+    held.json      who starts the job later, with which reference, and what it waits for
     ended.json     how it ended; written once
     command        the shell command
     entry.json     with a launch command: how to reach the processes behind it

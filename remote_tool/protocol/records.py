@@ -7,6 +7,7 @@ the same functions.
 from __future__ import annotations
 
 import signal
+import time
 
 from remote_tool.protocol import job_fields, strict_json
 from remote_tool.protocol.job_fields import is_count, is_flag, is_number, is_seconds, is_text, is_texts, record_checks
@@ -25,6 +26,7 @@ SPEC = "spec.json"
 STARTED = job_fields.STARTED
 STOP = "stop.json"
 WITHDRAW = "withdraw.json"
+HELD = "held.json"
 ENDED = job_fields.ENDED
 ENTRY = "entry.json"
 
@@ -121,6 +123,7 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
     ENTRY: {"id": is_job_id, "ask": is_texts, "end": is_texts},
     STOP: {"id": is_job_id, "signal": is_signal, "grace": is_grace, "requested_at": is_number},
     WITHDRAW: {"id": is_job_id, "moved_to": is_text, "moved_as": is_job_id, "moved_copy": is_text},
+    HELD: {"id": is_job_id, "by": is_text, "reference": is_text, "reason": is_text},
     ENDED: {
         **record_checks(ENDED),
         "id": is_job_id,
@@ -139,7 +142,7 @@ def check_record(name: str, record: object, job_id: str) -> Record:
     """Return a record if it is of this kind and of this job.
 
     Args:
-        name: ``spec.json``, ``entry.json``, ``started.json``, ``stop.json``, ``withdraw.json`` or
+        name: ``spec.json``, ``entry.json``, ``started.json``, ``stop.json``, ``withdraw.json``, ``held.json`` or
             ``ended.json``.
         record: The parsed value, from any source.
         job_id: The expected job.
@@ -173,6 +176,24 @@ def parse_record(name: str, text: bytes, job_id: str) -> Record:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def end_without_record(job_id: str, reason: str, *, killed: bool) -> Dict[str, Any]:
+    """Return ``ended.json`` of a job whose command never ran, or whose supervisor left none."""
+    return {
+        "schema": SCHEMA,
+        "id": job_id,
+        "exit_code": None,
+        "signal": None,
+        "core_dumped": False,
+        "killed": killed,
+        "reason": reason,
+        "ended_at": time.time(),
+        "duration": None,
+        "leftovers": 0,
+        "unkillable": [],
+        "resources": None,
+    }
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:

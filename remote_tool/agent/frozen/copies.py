@@ -133,19 +133,20 @@ class Copies:
                 texts.append(file.read(_LARGEST_LIST))
         return copying.digest_of(texts)
 
-    def copy_for(self, job_id: str, asked: object, sent: object = "") -> Optional[Copy]:
+    def copy_for(self, job_id: str, asked: object, sent: object = "", *, is_held: bool = False) -> Optional[Copy]:
         """Return the requested copy for a job; None for one that runs in the project, or has been started before.
 
         Args:
             job_id: The job.
             asked: The copy's name, or ``new``.
             sent: Id of the sync that sent the files of a new copy; empty to copy the present ones.
+            is_held: Whether the job has a folder already, and is started now.
 
         Raises:
             RequestError: There is no such copy, or none can be made now.
             OSError: It cannot be made.
         """
-        if not asked or os.path.lexists(os.path.join(self._folders.jobs, job_id)):
+        if not asked or (not is_held and os.path.lexists(os.path.join(self._folders.jobs, job_id))):
             return None
         name, state = str(asked), str(sent or "")
         if (name, state) not in self._known:

@@ -12,7 +12,15 @@ from remote_tool.protocol import job_folder
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.job_fields import REQUEST_FIELDS
 from remote_tool.protocol.limits import NEVER_ARRIVED
-from remote_tool.protocol.records import COMMAND_LIMIT, ENDED, SCHEMA, SPEC, RecordError, check_record, is_job_id
+from remote_tool.protocol.records import (
+    COMMAND_LIMIT,
+    SCHEMA,
+    SPEC,
+    RecordError,
+    check_record,
+    end_without_record,
+    is_job_id,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +44,8 @@ def give_up(request: Request) -> None:
         raise RequestError("remote-tool is being removed from this server") from None
     except OSError:
         pass  # a file system without locks
-    given_up = [spec["id"] for spec in specs if new_folder.give_up(jobs, spec, _end_of(spec["id"]))]
+    ends = {spec["id"]: end_without_record(spec["id"], NEVER_ARRIVED, killed=False) for spec in specs}
+    given_up = [spec["id"] for spec in specs if new_folder.give_up(jobs, spec, ends[spec["id"]])]
     request.answer({"given_up": given_up, "folder_id": job_folder.make_folder_id(jobs), "now": time.time()})
 
 
@@ -57,21 +66,3 @@ def _spec_of(job: Any) -> Record:  # noqa: ANN401 - from the request, checked he
         return check_record(SPEC, spec, job["id"])
     except RecordError as error:
         raise RequestError(f"Job {job['id']}: {error}") from error
-
-
-def _end_of(job_id: str) -> Record:
-    ended = {
-        "schema": SCHEMA,
-        "id": job_id,
-        "exit_code": None,
-        "signal": None,
-        "core_dumped": False,
-        "killed": False,
-        "reason": NEVER_ARRIVED,
-        "ended_at": time.time(),
-        "duration": None,
-        "leftovers": 0,
-        "unkillable": [],
-        "resources": None,
-    }
-    return check_record(ENDED, ended, job_id)

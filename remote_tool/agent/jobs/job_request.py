@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional, Tuple
 
-    from remote_tool.agent.frozen.copies import Copies
+    from remote_tool.agent.frozen.copies import Copies, Copy
     from remote_tool.agent.supervisor.plan import OnEmpty, OnEnd, QueueRequest
     from remote_tool.agent.wrapper.wrapper import CommandWrapper
     from remote_tool.protocol.records import Record
@@ -46,8 +46,13 @@ _HOOK = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath
 _SHORTEST_HIDDEN = 8
 
 
-def check_job(job: object, active: Activation, folders: Folders, copies: Optional[Copies] = None) -> RequestedJob:
-    """Validate one job of a start request; RequestError when it cannot be started as requested."""
+def check_job(
+    job: object, active: Activation, folders: Folders, copies: Optional[Copies] = None, held: Optional[Record] = None
+) -> RequestedJob:
+    """Validate one job of a start request; RequestError when it cannot be started as requested.
+
+    ``held`` is the record of a job that was held and is started now: it runs in the copy that was made for it.
+    """
     if not isinstance(job, dict) or not is_job_id(job.get("id")):
         raise RequestError("The request contains a job without a valid id")
     command = job.get("command")
@@ -55,7 +60,7 @@ def check_job(job: object, active: Activation, folders: Folders, copies: Optiona
         raise RequestError(f"Job {job['id']}: its command is not text")
     user = activation.with_home(job.get("environment") or {})
     activation.check_user(user)
-    copy = copies.copy_for(job["id"], job.get("copy"), job.get("snapshot")) if copies is not None else None
+    copy = None if copies is None else _copy_for(copies, job, held)
     project = folders.project if copy is None else copy.code
     workdir = folders._replace(project=project).check_workdir(job.get("workdir", ""))
     origin = Origin(project, job["id"], str(job.get("server")), workdir)
@@ -85,11 +90,15 @@ def check_job(job: object, active: Activation, folders: Folders, copies: Optiona
     if record["terminal"] == limits.SHELL:
         command = LOGIN_SHELL
     ends = _read_ends(job, record)
-    queue = _read_queue(job, record)
-    environment = begins_in.environment
-    return RequestedJob(
-        record, command, environment, membership, log_limit, *wrapped, setup, *ends, queue, copy, hidden
-    )
+    # One that is held waits elsewhere.
+    queue = None if job.get("held_by") else _read_queue(job, record)
+    inside = begins_in.environment
+    return RequestedJob(record, command, inside, membership, log_limit, *wrapped, setup, *ends, queue, copy, hidden)
+
+
+def _copy_for(copies: Copies, job: Dict[str, Any], held: Optional[Record]) -> Optional[Copy]:
+    asked = job.get("copy") if held is None else held["copy"]
+    return copies.copy_for(job["id"], asked, job.get("snapshot"), is_held=held is not None)
 
 
 def _hidden(user: Dict[str, str], spec: Record) -> Tuple[str, ...]:

@@ -9,12 +9,14 @@ import os
 from remote_tool.agent.cleaning import removed_jobs
 from remote_tool.agent.supervisor.records import RESERVED_BYTES
 from remote_tool.protocol import job_folder, setup_script
+from remote_tool.protocol.errors import RequestError
+from remote_tool.protocol.limits import MOST_RETRIES
 from remote_tool.protocol.named_tuple import NamedTuple
-from remote_tool.protocol.records import ENDED, ENTRY, SPEC, encode_record
+from remote_tool.protocol.records import ENDED, ENTRY, HELD, SPEC, STARTED, STOP, RecordError, encode_record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional
+    from typing import Any, Dict, List, Optional, Tuple
 
     from remote_tool.agent.supervisor.plan import RequestedJob
     from remote_tool.protocol.records import Record
@@ -37,12 +39,13 @@ class NewFolder(NamedTuple):
     locked: bool
 
 
-def make_folder(jobs: int, job: RequestedJob) -> Optional[NewFolder]:
+def make_folder(jobs: int, job: RequestedJob, held_by: str = "") -> Optional[NewFolder]:
     """Create a job's folder; None when another process has created it.
 
     Args:
         jobs: Descriptor of the folder of all jobs.
         job: The job.
+        held_by: What starts it later; empty: this program does so now.
     """
     job_id = job.spec["id"]
     if job_folder.exists(jobs, job_id):
@@ -53,6 +56,9 @@ def make_folder(jobs: int, job: RequestedJob) -> Optional[NewFolder]:
     try:
         reserve = job_folder.create_file(folder, job_folder.RESERVE)
         locked = _lock(reserve)
+        if held_by:
+            held = {"id": job_id, "by": held_by, "reference": "", "reason": ""}
+            job_folder.write_file(folder, HELD, encode_record(held))
         _fill_folder(folder, reserve, job)
         _move_into_place(jobs, temporary, job_id)
     except OSError:
@@ -63,6 +69,106 @@ def make_folder(jobs: int, job: RequestedJob) -> Optional[NewFolder]:
         raise
     job_folder.sync_folder(jobs)
     return NewFolder(folder, reserve, locked)
+
+
+def hold(jobs: int, job: RequestedJob, by: str) -> bool:
+    """Create the folder of a job that something else starts later; False when it exists already."""
+    made = make_folder(jobs, job, by)
+    if made is None:
+        return False
+    # Whoever has the lock watches over the job.
+    _close(made.folder, made.reserve)
+    return True
+
+
+def read_held(jobs: str, asked: List[Any]) -> Dict[Any, Record]:
+    """Return the records of jobs that are held, by id."""
+    folder = job_folder.open_jobs_folder(jobs)
+    found: Dict[Any, Record] = {}
+    for job_id in [str(job.get("id")) for job in asked if isinstance(job, dict)]:
+        job = job_folder.open_job(folder, job_id)
+        if job is not None:
+            try:
+                spec = job_folder.read_record(job, SPEC, job_id)
+            except RecordError as error:
+                raise RequestError(f"Job {job_id}: {error}") from error
+            finally:
+                os.close(job)
+            if spec is not None:
+                found[job_id] = spec
+    return found
+
+
+def take_over(jobs: int, job: RequestedJob, why: str) -> Optional[Tuple[NewFolder, RequestedJob]]:
+    """Take the folder of a job that was held, to start it; None when it was started before, or shall not start.
+
+    Args:
+        jobs: Descriptor of the folder of all jobs.
+        job: The job.
+        why: Why it is started once more, such as ``requeued``; empty: it is started only if it never was.
+
+    Returns:
+        The folder, and the job with its earlier attempts.
+    """
+    folder = job_folder.open_job(jobs, job.spec["id"])
+    if folder is None:
+        raise FileNotFoundError(errno.ENOENT, "its folder was removed")
+    reserve = -1
+    try:
+        earlier = _earlier_attempts(folder, job.spec["id"], why)
+        if earlier is not None:
+            reserve, locked = _reserve_again(folder)
+            if reserve >= 0:
+                _renew(folder, job)
+                return NewFolder(folder, reserve, locked), job._replace(earlier=earlier)
+    except RecordError as error:
+        _close(folder, reserve)
+        raise OSError(errno.EINVAL, str(error)) from error
+    except OSError:
+        _close(folder, reserve)
+        raise
+    _close(folder)
+    return None
+
+
+def _earlier_attempts(folder: int, job_id: str, why: str) -> Optional[Tuple[str, ...]]:
+    """Return how attempts at a job ended before; None if there is to be no other."""
+    started = job_folder.read_record(folder, STARTED, job_id)
+    ended = job_folder.read_record(folder, ENDED, job_id)
+    if job_folder.exists(folder, STOP) or (not why and (started or ended)):
+        return None
+    # Only the end of its supervisor from outside is no end of the job.
+    if ended is not None and not ended["killed"]:
+        return None
+    return () if started is None else (*started["failed_attempts"], why)[-MOST_RETRIES:]
+
+
+def _reserve_again(folder: int) -> Tuple[int, bool]:
+    """Open and lock the reserve, which an earlier end may have used; a descriptor of -1 if another process has it."""
+    job_folder.remove(folder, ENDED)
+    if job_folder.exists(folder, job_folder.RESERVE):
+        reserve = job_folder.open_file_beneath(folder, job_folder.RESERVE, for_writing=True)
+    else:
+        reserve = job_folder.create_file(folder, job_folder.RESERVE)
+        os.posix_fallocate(reserve, 0, RESERVED_BYTES)
+    try:
+        fcntl.flock(reserve, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(reserve)
+        return -1, False
+    except OSError:
+        return reserve, False
+    return reserve, True
+
+
+def _renew(folder: int, job: RequestedJob) -> None:
+    """Write what is known only now, such as the addresses in the command, and forget the start before."""
+    for name, data in _texts_of(job).items():
+        temporary = f".{name}.{os.urandom(8).hex()}"
+        job_folder.write_file(folder, temporary, data)
+        job_folder.publish(folder, temporary, name, replace=True)
+    for name in (STARTED, job_folder.BEGUN, setup_script.DONE):
+        job_folder.remove(folder, name)
 
 
 def _move_into_place(jobs: int, temporary: str, job_id: str) -> None:
@@ -118,21 +224,22 @@ def _lock(reserve: int) -> bool:
 
 def _fill_folder(folder: int, reserve: int, job: RequestedJob) -> None:
     os.posix_fallocate(reserve, 0, RESERVED_BYTES)
-    command = job.command
-    if job.setup:
-        command = setup_script.put_before_job(command, job.spec["workdir"])
-        job_folder.write_file(folder, setup_script.FILE, _as_script(job.setup))
-    job_folder.write_file(folder, job_folder.COMMAND, _as_script(command))
     _make_outputs(folder)
-    if job.command_wrapper is not None:
-        entry = {
-            "id": job.spec["id"],
-            "ask": job.command_wrapper.ask,
-            "end": job.command_wrapper.end,
-        }
-        job_folder.write_file(folder, ENTRY, encode_record(entry))
-    job_folder.write_file(folder, SPEC, encode_record(job.spec))
+    for name, data in _texts_of(job).items():
+        job_folder.write_file(folder, name, data)
     job_folder.sync_folder(folder)
+
+
+def _texts_of(job: RequestedJob) -> Dict[str, bytes]:
+    """Return the files that describe a job; the last one makes it complete."""
+    files = {job_folder.COMMAND: _as_script(job.command)}
+    if job.setup:
+        files[job_folder.COMMAND] = _as_script(setup_script.put_before_job(job.command, job.spec["workdir"]))
+        files[setup_script.FILE] = _as_script(job.setup)
+    if job.command_wrapper is not None:
+        entry = {"id": job.spec["id"], "ask": job.command_wrapper.ask, "end": job.command_wrapper.end}
+        files[ENTRY] = encode_record(entry)
+    return {**files, SPEC: encode_record(job.spec)}
 
 
 def _make_outputs(folder: int) -> None:

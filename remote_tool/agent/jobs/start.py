@@ -15,12 +15,13 @@ from remote_tool.agent.cleaning import leftovers
 from remote_tool.agent.jobs import new_folder
 from remote_tool.agent.jobs.job_request import check_job
 from remote_tool.agent.leases.folders import have_leases
-from remote_tool.agent.requests import Folders, Request, is_flag, is_list
+from remote_tool.agent.requests import Folders, Request, is_flag, is_list, is_text
 from remote_tool.agent.supervisor import supervise
 from remote_tool.agent.supervisor.plan import Plan, RequestedJob
 from remote_tool.protocol import job_folder, limits, strict_json
 from remote_tool.protocol.errors import RequestError
 from remote_tool.protocol.framing import HEADER_LIMIT
+from remote_tool.protocol.job_fields import is_count
 from remote_tool.protocol.named_tuple import NamedTuple
 from remote_tool.protocol.records import ENDED, SPEC, STARTED, RecordError
 
@@ -70,6 +71,8 @@ class Call(NamedTuple):
         again: Whether an earlier try, whose answer was lost, may have started the jobs.
         open_files: Soft and hard limits of open files.
         copies: Descriptor of the folder of the project's copies, if a job runs in one.
+        attempt: Of jobs that were held, 1 for the first; 0: the jobs are new.
+        why: Why there is another attempt.
     """
 
     jobs: int
@@ -77,6 +80,8 @@ class Call(NamedTuple):
     again: bool
     open_files: Tuple[int, int]
     copies: int = -1
+    attempt: int = 0
+    why: str = ""
 
     @property
     def locks(self) -> set[int]:
@@ -89,12 +94,15 @@ def start(request: Request) -> None:
 
     ``begun`` is false if nothing requested is running or ever will: for all jobs with an error of the whole call,
     else for one job. It is never false when the same jobs were requested before.
+
+    With ``attempt``, the jobs are those that op ``hold`` has made: 2 or more begins one again that was ended from
+    outside, and ``why`` says how.
     """
     again = request.get("again", is_flag, default=False)
     to_clean = request.get("clean", is_list, default=[])
     request.fields_of_errors["begun"] = again
     try:
-        call, job_requests = _read_call(request, again=again)
+        call, job_requests = read_call(request, again=again)
     except OSError as error:
         raise RequestError(job_folder.explain(str(error.filename or "The folder of the jobs"), error)) from error
     request.fields_of_errors["begun"] = True
@@ -140,15 +148,17 @@ def _has_other_versions(folders: Folders) -> bool:
     return False
 
 
-def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[RequestedJob]]:
+def read_call(request: Request, *, again: bool) -> Tuple[Call, List[RequestedJob]]:
     """Validate the whole request; if refused here, nothing has started."""
     folders = request.folders()
     _bring_home(folders)
     asked = request.get("jobs", is_list)
+    attempt = request.get("attempt", is_count, default=0)
     try:
         active = activation.load_activation(folders.activation)
         copies = _lock_copies(asked, folders)
-        job_requests = [check_job(job, active, folders, copies) for job in asked]
+        held = new_folder.read_held(folders.jobs, asked) if attempt else {}
+        job_requests = [check_job(job, active, folders, copies, held.get(job.get("id"))) for job in asked]
         for job in job_requests:
             supervise.load_for(job)
     except ActivationError as error:
@@ -157,7 +167,8 @@ def _read_call(request: Request, *, again: bool) -> Tuple[Call, List[RequestedJo
     _refuse_half_a_project(jobs, folders, job_requests)
     new_folder.remove_abandoned(jobs)
     limits_now = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Call(jobs, folders, again, limits_now, -1 if copies is None else copies.folder), job_requests
+    why = request.get("why", is_text, default="")
+    return Call(jobs, folders, again, limits_now, -1 if copies is None else copies.folder, attempt, why), job_requests
 
 
 def _bring_home(folders: Folders) -> None:
@@ -283,7 +294,11 @@ def _become_supervisor(call: Call, job: RequestedJob, writer: int) -> NoReturn:
 
 def _plan(call: Call, job: RequestedJob) -> Optional[Plan]:
     """Create the job's folder and return the supervisor's plan; None when another start has created it."""
-    made = new_folder.make_folder(call.jobs, job)
+    if call.attempt:
+        taken = new_folder.take_over(call.jobs, job, call.why if call.attempt > 1 else "")
+        made, job = (None, job) if taken is None else taken
+    else:
+        made = new_folder.make_folder(call.jobs, job)
     if made is None:
         return None
     project = job.copy.code if job.copy else call.folders.project

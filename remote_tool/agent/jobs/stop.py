@@ -15,7 +15,16 @@ from remote_tool.agent.supervisor.missing_folder import end_supervisors, supervi
 from remote_tool.agent.supervisor.tree import deliver, end_members
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.named_tuple import NamedTuple
-from remote_tool.protocol.records import ENDED, ENTRY, STOP, RecordError, is_grace, is_signal
+from remote_tool.protocol.records import (
+    ENDED,
+    ENTRY,
+    STARTED,
+    STOP,
+    RecordError,
+    end_without_record,
+    is_grace,
+    is_signal,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,6 +128,9 @@ class JobStop:
 
     def _end(self) -> Iterator[None]:
         job_status = self._judge()
+        if job_status.held is not None and job_status.state in {"queued", "elsewhere"}:
+            self._end_held(job_status)
+            return
         was_running = job_status.state in {"running", "starting", "queued"}
         if job_status.state == "elsewhere":
             self.answer["error"] = f"it cannot be stopped from here: {job_status.reason}"
@@ -141,6 +153,19 @@ class JobStop:
         self.answer["state"] = job_status.state
         self.answer["ended"] = job_status.ended
         self.answer["left"] = [process.pid for process in job_status.members]
+
+    def _end_held(self, job_status: JobStatus) -> None:
+        """Ask for the end of a job that something else starts, and record it if it has not started.
+
+        Its supervisor looks for the request before it lets the command begin.
+        """
+        self._write_request(self._grace(job_status))
+        if not job_folder.exists(self._folder, STARTED):
+            ended = end_without_record(self._job_id, "it was killed before it began", killed=True)
+            job_folder.write_record(self._folder, ENDED, ended)
+        job_status = self._judge()
+        self.answer["state"], self.answer["ended"] = job_status.state, job_status.ended
+        self.answer["asked"] = job_status.ended is None
 
     def _judge(self) -> JobStatus:
         job_status = states.judge(self._folder, self._job_id, self._scans.scan())
@@ -243,19 +268,8 @@ class JobStop:
         left = [process.pid for process in self._members()]
         reason = f"the supervisor was gone; {count} remaining process{'es' if count != 1 else ''} had to be ended"
         rest = "" if self._wrapped is None else self._wrapped.rest
-        ended = {
-            "id": self._job_id,
-            "exit_code": None,
-            "signal": None,
-            "core_dumped": False,
-            "killed": True,
-            "reason": f"{reason}; {rest}" if rest else reason,
-            "ended_at": time.time(),
-            "duration": None,
-            "leftovers": count,
-            "unkillable": left,
-            "resources": None,
-        }
+        why = f"{reason}; {rest}" if rest else reason
+        ended = {**end_without_record(self._job_id, why, killed=True), "leftovers": count, "unkillable": left}
         try:
             job_folder.write_record(self._folder, ENDED, ended)
         except OSError as error:

@@ -83,6 +83,7 @@ class RequestedJob(NamedTuple):
         queue: The GPUs and jobs that it waits for before the command starts; None: nothing.
         copy: The copy of the project that it runs in; None: it runs in the project.
         hidden: Values of its variables, which no record shows.
+        earlier: How attempts ended that other supervisors have watched over.
     """
 
     spec: Record
@@ -98,6 +99,7 @@ class RequestedJob(NamedTuple):
     queue: Optional[QueueRequest] = None
     copy: Optional[Copy] = None
     hidden: Tuple[str, ...] = ()
+    earlier: Tuple[str, ...] = ()
 
 
 class Plan(NamedTuple):

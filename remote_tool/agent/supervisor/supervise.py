@@ -300,7 +300,7 @@ class Supervisor:
         """Write started.json before the command runs; return whether it may run."""
         notes = self._outcome.notes
         try:
-            failed = [] if self._attempts is None else self._attempts.failed
+            failed = [*self._plan.request.earlier, *([] if self._attempts is None else self._attempts.failed)]
             self._records.write_start(process, supervisor, is_subreaper=self._subreaper, failed_attempts=failed)
         except OSError as error:
             why = job_folder.explain(f"{self._plan.path}/{STARTED}", error)

@@ -29,6 +29,7 @@ from remote_tool.workflows.jobs.stop import stop_on_servers
 from remote_tool.workflows.launch.node_facts import ask_facts
 from remote_tool.workflows.launch.rendezvous import find_rendezvous
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
+from remote_tool.workflows.slurm import allocation
 from remote_tool.workflows.start.free_gpus import ask_free_gpus
 from remote_tool.workflows.start.send import bring_files, complete, freeze, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
@@ -82,7 +83,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
     launcher = Launcher.named(request.launcher)
     servers = _choose_nodes(context, request)
     request = _with_command_read(context, request, launcher)
-    frozen = is_frozen(context.config, request)
+    frozen = is_frozen(context.config, request, waits=bool(allocation.login_node(context.config, servers)))
     sent = await send_project(context, servers, wanted=request.sync, overwrite=request.overwrite, frozen=frozen)
     if errors := sent.errors or await bring_files(context, request.from_job, servers, overwrite=request.overwrite):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
@@ -93,10 +94,10 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
     facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
     if facts.errors:
         return JobsAnswer((), facts.errors, warnings=sent.warnings, answered=servers)
-    options = format_options(request, servers, context.config.listed)
     if request.lost_after is None:
         request = replace(request, lost_after=context.config.lost_after)
     plan = await make_plan(context, request, list(facts.values.values()), launcher)
+    options = format_options(request, [node.server for node in plan.nodes], context.config.listed)
     artifacts, sent = wanted_artifacts(context.config.artifacts, request.artifacts), replace(sent, git=sent.git or git)
     specs = [
         replace(
@@ -136,7 +137,7 @@ async def _find_gpus(context: Context, request: LaunchRequest, servers: Sequence
     This reserves nothing: the servers do, when the launch starts.
     """
     last = ""
-    while request.gpus:
+    while request.gpus and not allocation.login_node(context.config, servers):
         asked = await ask_free_gpus(context, servers)
         problems = {server: gpus.problem(request.gpus) for server, gpus in asked.values.items()}
         errors = {
@@ -207,12 +208,15 @@ async def _ask_first_node(context: Context, first_node: FirstNode, plan: LaunchP
 
 
 def _choose_nodes(context: Context, request: LaunchRequest) -> tuple[str, ...]:
-    """Return the servers of a launch by node rank: the first ones, if a number is given.
+    """Return the servers of a launch by node rank: the first ones, if a number is given; of a cluster its login node.
 
     Raises:
         UsageError: There are fewer.
     """
     servers = choose_servers(context.config, request.servers)
+    if login := allocation.login_node(context.config, servers):
+        allocation.refuse_options(login, request)
+        return (login,)
     if request.nnodes is not None and request.nnodes > len(servers):
         raise UsageError(
             f"--nnodes {request.nnodes} needs as many servers, and there are {len(servers)}: {', '.join(servers)}",
@@ -236,8 +240,12 @@ async def make_plan(
     context: Context, request: LaunchRequest, facts: Sequence[NodeFacts], launcher: Launcher
 ) -> LaunchPlan:
     """Have every server connect to the first, then plan."""
+    if allocation.login_node(context.config, [node.server for node in facts]):
+        facts = allocation.node_facts(context.config, request, facts[0])
+        rendezvous = allocation.rendezvous(facts)
+    else:
+        rendezvous = await find_rendezvous(context, request, facts)
     launcher.check(facts)
-    rendezvous = await find_rendezvous(context, request, facts)
     names = LaunchNames(new_job_id(), tuple(new_job_id() for _ in facts), context.config.remote.jobs_name)
     return launcher.plan(request, facts, rendezvous, names)
 
@@ -264,7 +272,7 @@ def make_specs(plan: LaunchPlan, request: LaunchRequest) -> list[JobSpec]:
     return [
         JobSpec(
             id=node.job_id,
-            server=node.server,
+            server=allocation.server_of(node.server),
             command=node.defaults + node.command,
             environment=node.environment,
             tags=request.tags if node.node_rank else (*request.tags, MASTER_TAG),

@@ -30,7 +30,6 @@ from remote_tool.workflows.agent_client import (
     NotBegunError,
     NotPreparedError,
     SupervisorMissingError,
-    call_until_answered,
 )
 from remote_tool.workflows.clean.disk_space import (
     jobs_to_clean,
@@ -41,6 +40,7 @@ from remote_tool.workflows.clean.disk_space import (
 )
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer
+from remote_tool.workflows.slurm.scheduler import ask_for_jobs
 from remote_tool.workflows.status.clock_skew import warn_of_skew
 from remote_tool.workflows.status.query import ask_about_jobs
 
@@ -212,7 +212,7 @@ async def _ask_to_start(
         "min_free": least_free(context.config),
     }
     try:
-        answer = await call_until_answered(context.pool, context.config, server, "start", request)
+        answer = await ask_for_jobs(context.pool, context.config, server, "start", request)
     except JobError as error:
         if _is_known_not_begun(error):
             raise

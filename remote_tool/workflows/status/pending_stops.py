@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from remote_tool.errors import ConnectionLostError, JobError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
-from remote_tool.workflows.agent_client import NotPreparedError, call_until_answered
+from remote_tool.workflows.agent_client import NotPreparedError
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.slurm.scheduler import ask_for_jobs
 from remote_tool.workflows.status.link_news import LinkNews
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ async def stop_on_server(context: Context, server: str, ids: Sequence[str], sign
         with news.waiting(), suppress(ConnectionLostError):
             host = await context.pool.host(server)
         async with news.watching(host) if host is not None else nullcontext():
-            answer = await call_until_answered(context.pool, context.config, server, "stop", request, within=within)
+            answer = await ask_for_jobs(context.pool, context.config, server, "stop", request, within=within)
     except NotPreparedError as error:
         waiting = unprepared(error, "its jobs will be stopped when it is again", "job-kill")
         hint = f"{waiting.hint}; if hostname: of {server} has changed in .remote/configs.yaml, set it back first"

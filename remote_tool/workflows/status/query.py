@@ -21,6 +21,7 @@ from remote_tool.jobs.records import (
 from remote_tool.protocol.fingerprints import fingerprints
 from remote_tool.workflows.agent_client import call_until_answered
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.slurm.scheduler import ask_for_jobs
 from remote_tool.workflows.status.clock_skew import warn_of_skew
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ async def ask_about_jobs(
     for portion in range(MOST_PORTIONS):
         asked_at = time.time()
         request = {"ids": ids, "skip": list(received), "known": list(known), "ended": ended}
-        answer = await call_until_answered(context.pool, context.config, server, "status", request)
+        answer = await ask_for_jobs(context.pool, context.config, server, "status", request)
         if portion == 0:
             warn_of_skew(context, server, answer, asked_at)
         folder_id = read_folder_id(answer.get("folder_id"))

@@ -1,0 +1,138 @@
+"""What Slurm says about jobs, together with their own records; an end without a record is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import RemoteCommandError
+from remote_tool.redaction import redact
+from remote_tool.workflows.agent_client import call_until_answered
+from remote_tool.workflows.slurm.states import BY, FORMAT, BatchJob, Verdict, judge, parse_accounting, parse_queue
+from remote_tool.workflows.slurm.submit_program import PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.pool import HostPool
+
+SECONDS = 30.0
+LONGEST_PROBLEM = 160
+# Until a submission has told its jobs their ids.
+SUBMISSION_SECONDS = 300.0
+FIND_PROGRAMS = f'PATH="$PATH:{":".join(PROGRAMS)}"\n'
+# -r: one line for each task of an array.
+_SQUEUE = f"squeue -h -r -u \"$(id -u)\" -t all -o '{FORMAT}'"
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The batch jobs of this user, by id, or why they are unknown."""
+
+    jobs: Mapping[str, BatchJob]
+    problem: str = ""
+
+    def find(self, held: Mapping[str, Any]) -> BatchJob | None:
+        """Return the batch job of a job that is held."""
+        return self.jobs.get(str(held.get("reference")))
+
+
+async def status(pool: HostPool, config: Config, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer op ``status``: what the agent says, with what Slurm says about jobs that have not ended."""
+    host = await pool.host(server)
+    answer, queue = await asyncio.gather(call_until_answered(pool, config, server, "status", request), read_queue(host))
+    entries = [entry for entry in _entries(answer) if _is_held(entry)]
+    if not entries:
+        return {**answer}
+    if queue.problem:
+        return _without_slurm(answer, queue.problem)
+    missing = [entry for entry in entries if not entry.get("ended") and queue.find(entry["held"]) is None]
+    if missing:
+        # The agent may know a job that was submitted after Slurm was asked.
+        queue = await look_again(host, queue, [str(entry["held"].get("reference")) for entry in missing])
+    judged, verdicts = judge_all(entries, queue)
+    if verdicts:
+        asked = {"jobs": [verdict.as_request(job_id) for job_id, verdict in verdicts.items()]}
+        settled = await call_until_answered(pool, config, server, "settle", asked)
+        again, _ = judge_all([entry for entry in _entries(settled) if _is_held(entry)], queue)
+        judged |= again
+    return {**answer, "jobs": [judged.get(str(entry.get("id")), entry) for entry in _entries(answer)]}
+
+
+def judge_all(entries: Iterable[Mapping[str, Any]], queue: Queue) -> tuple[dict[str, Any], dict[str, Verdict]]:
+    """Return the answers about jobs by id, and what is to be recorded about some."""
+    judged, verdicts = {}, {}
+    for entry in entries:
+        job_id = str(entry["id"])
+        batch = queue.find(entry["held"])
+        if batch is not None:
+            judged[job_id], verdict = judge(entry, batch)
+        else:
+            judged[job_id], verdict = {**entry, "ran_here": True}, _verdict_without(entry)
+        if verdict is not None:
+            verdicts[job_id] = verdict
+    return judged, verdicts
+
+
+def _verdict_without(entry: Mapping[str, Any]) -> Verdict | None:
+    """Return what is to be recorded about a job that Slurm does not know."""
+    if entry.get("ended"):
+        return None
+    reference = entry["held"].get("reference")
+    if reference:
+        return Verdict(f"Slurm no longer knows its job {reference}, and it left no record of its end", "failed")
+    received_at = (entry.get("spec") or {}).get("received_at")
+    is_old = isinstance(received_at, (int, float)) and time.time() - received_at > SUBMISSION_SECONDS
+    return Verdict("it was never submitted to Slurm", "failed") if is_old else None
+
+
+async def read_queue(host: Host) -> Queue:
+    """Ask Slurm for all batch jobs of this user, which it knows for some minutes after their ends."""
+    try:
+        done = await host.run(FIND_PROGRAMS + _SQUEUE, timeout=SECONDS, check=False, label="squeue")
+    except RemoteCommandError as error:
+        return Queue({}, error.message.removeprefix(f"{host.name}: "))
+    if not done.ok:
+        said = redact(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+        return Queue({}, f"squeue: {said or 'failed'}"[:LONGEST_PROBLEM])
+    return Queue(parse_queue(done.stdout.decode(errors="replace")))
+
+
+async def look_again(host: Host, queue: Queue, references: Sequence[str]) -> Queue:
+    """Ask Slurm again about batch jobs that were missing, and its accounting, where there is one."""
+    known = [reference for reference in references if reference.replace("_", "").isdigit()]
+    again = await read_queue(host)
+    jobs = {**queue.jobs, **again.jobs}
+    missing = [reference for reference in known if reference not in jobs]
+    if missing:
+        words = f"sacct -n -X -P -o JobID,State -j {shlex.quote(','.join(missing))}"
+        done = await host.run(f"{FIND_PROGRAMS}{words} 2>/dev/null", timeout=SECONDS, check=False, label="sacct")
+        jobs = {**parse_accounting(done.stdout.decode(errors="replace")), **jobs}
+    return Queue(jobs, again.problem)
+
+
+def _without_slurm(answer: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    """Return an answer in which the state of jobs that have not ended is unknown."""
+    bad = list(answer.get("bad") or [])
+    jobs = []
+    for entry in _entries(answer):
+        if _is_held(entry) and not entry.get("ended"):
+            bad.append({"name": entry.get("id"), "why": f"Slurm does not answer: {problem}"})
+        else:
+            jobs.append(entry)
+    return {**answer, "jobs": jobs, "bad": bad}
+
+
+def _entries(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    entries = answer.get("jobs")
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+def _is_held(entry: Mapping[str, Any]) -> bool:
+    held = entry.get("held")
+    return isinstance(held, dict) and held.get("by") == BY

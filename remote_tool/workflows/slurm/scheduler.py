@@ -1,0 +1,53 @@
+"""The door to Slurm: operations on jobs, answered as the agent answers them, on a server with ``slurm:`` by Slurm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import UsageError
+from remote_tool.workflows.agent_client import call_until_answered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from remote_tool.config.model import Config
+    from remote_tool.transport.pool import HostPool
+
+
+async def ask_for_jobs(
+    pool: HostPool,
+    config: Config,
+    server: str,
+    operation: str,
+    request: Mapping[str, Any],
+    *,
+    within: float | None = None,
+) -> dict[str, Any]:
+    """Have a server start, list or stop jobs: ``start``, ``status`` or ``stop``.
+
+    Raises:
+        JobError: As for :func:`~remote_tool.workflows.agent_client.call_until_answered`.
+        ConnectError: As there.
+    """
+    if config.servers[server].slurm is None:
+        return await call_until_answered(pool, config, server, operation, request, within=within)
+    from remote_tool.workflows.slurm import cancel, look, submit  # noqa: PLC0415 - few servers have Slurm
+
+    operations = {"start": submit.start, "status": look.status, "stop": cancel.stop}
+    return await operations[operation](pool, config, server, request)
+
+
+def is_scheduled(config: Config, server: str) -> bool:
+    """Return whether Slurm starts the jobs of a server."""
+    return server in config.servers and config.servers[server].slurm is not None
+
+
+def refuse_scheduled(config: Config, servers: Iterable[str], what: str, hint: str) -> None:
+    """Refuse what cannot be done where Slurm starts the jobs.
+
+    Raises:
+        UsageError: A server has ``slurm:``.
+    """
+    for server in servers:
+        if is_scheduled(config, server):
+            raise UsageError(f"{what} cannot be used on {server}, where Slurm starts the jobs", hint=hint)

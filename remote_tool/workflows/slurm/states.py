@@ -1,0 +1,178 @@
+"""What Slurm says about batch jobs, and what that means for the jobs that they start; pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BY = "slurm"
+# For squeue; the reason is last, as it may have any character.
+FORMAT = "%i|%T|%S|%N|%k|%r"
+_FIELDS = 6
+_WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_ALIVE = {"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING"}
+_KILLED = {"CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE", "REVOKED"}
+_ENDS = {
+    "CANCELLED": "Slurm canceled it",
+    "TIMEOUT": "Slurm ended it at its time limit",
+    "PREEMPTED": "Slurm preempted it",
+    "DEADLINE": "Slurm ended it at its deadline",
+    "NODE_FAIL": "its node failed",
+    "OUT_OF_MEMORY": "it ran out of memory",
+    "BOOT_FAIL": "its node could not boot",
+}
+NEVER_SATISFIED = "DependencyNeverSatisfied"
+_REASONS = {
+    "Priority": "others are before it",
+    "Resources": "no nodes are free",
+    "Dependency": "an earlier job has not ended",
+    NEVER_SATISFIED: "an earlier job has not succeeded, so it never starts",
+    "BeginTime": "its time to begin has not come",
+    "JobHeldUser": "it is held",
+    "JobHeldAdmin": "an administrator holds it",
+    "JobArrayTaskLimit": "as many of its array run as may",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionTimeLimit": "its time limit is longer than the partition allows, so it never starts",
+    "PartitionNodeLimit": "its partition has too few nodes",
+    "ReqNodeNotAvail": "nodes that it needs are not available",
+    "Licenses": "no license is free",
+}
+# In the record of a supervisor that Slurm ended; see remote_tool.agent.supervisor.end.
+BY_SIGNAL = "by a signal to its supervisor"
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """A batch job, or a task of an array.
+
+    Attributes:
+        reference: Its id: ``12``, or ``12_3``.
+        state: As Slurm names it, such as PENDING.
+        start: When it began or is expected to begin, as squeue writes it; empty if unknown.
+        nodes: Its nodes; empty while it waits.
+        comment: The name of its submission.
+        reason: Why it waits, as Slurm says it; empty without one.
+    """
+
+    reference: str
+    state: str
+    start: str = ""
+    nodes: str = ""
+    comment: str = ""
+    reason: str = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has not begun, or waits to begin again."""
+        return self.state in _WAITING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it runs or will run."""
+        return self.state not in _WAITING | _ALIVE
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether somebody ended it, rather than itself or a fault."""
+        return self.state in _KILLED
+
+    def describe(self) -> str:
+        """Return where it runs, or what it waits for."""
+        name = f"Slurm job {self.reference}"
+        if not self.is_waiting:
+            return f"{name} on {self.nodes}" if self.nodes else name
+        known = _REASONS.get(self.reason)
+        why = f": {known} ({self.reason})" if known else f": {self.reason}" if self.reason else ""
+        return f"{name}{why}" + (f"; expected to start {self.start.replace('T', ' ')}" if self.start else "")
+
+    def describe_end(self) -> str:
+        """Return how it ended, where its job has no record of that."""
+        if self.reason == NEVER_SATISFIED:
+            return _REASONS[NEVER_SATISFIED]
+        how = _ENDS.get(self.state, "it ended without a record")
+        return f"{how} (Slurm job {self.reference}: {self.state})"
+
+
+def parse_queue(text: str) -> dict[str, BatchJob]:
+    """Return batch jobs by id from the output of squeue; lines of another form are left out."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split("|", _FIELDS - 1)
+        if len(fields) == _FIELDS:
+            reference, state, start, nodes, comment, reason = (_value(field) for field in fields)
+            found[reference] = BatchJob(reference, state, start, nodes, comment, reason)
+    return found
+
+
+def _value(field: str) -> str:
+    text = field.strip()
+    return "" if text in {"N/A", "(null)", "None"} else text
+
+
+def parse_accounting(text: str) -> dict[str, BatchJob]:
+    """Return batch jobs by id from the output of sacct: id and state, such as ``CANCELLED by 1000``."""
+    found = {}
+    for line in text.splitlines():
+        reference, _, state = line.strip().partition("|")
+        if reference and state:
+            found[reference] = BatchJob(reference, state.split()[0])
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to be recorded on the server about a job.
+
+    Attributes:
+        reason: What it waits for, or how it ended.
+        end: ``killed`` or ``failed``; empty: it waits.
+    """
+
+    reason: str
+    end: str = ""
+
+    def as_request(self, job_id: str) -> dict[str, Any]:
+        """Return the job for op ``settle``."""
+        return {"id": job_id, "reason": self.reason, **({self.end: True} if self.end else {})}
+
+
+def judge(entry: Mapping[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Verdict | None]:
+    """Return the answer about a job with what Slurm says, and what is to be recorded on the server.
+
+    Args:
+        entry: The agent's answer about a job that Slurm starts.
+        batch: Its batch job.
+    """
+    seen = {**entry, "ran_here": True}
+    if entry.get("ended"):
+        return _judge_ended(seen, batch), None
+    if batch.is_waiting:
+        waits = {**seen, "started": None, "state": "queued", "reason": batch.describe()}
+        is_told = entry.get("state") != "queued" or entry["held"].get("reason") == batch.describe()
+        return waits, None if is_told else Verdict(batch.describe())
+    if not batch.is_over:
+        state = "running" if entry.get("started") else "starting"
+        return {**seen, "state": state, "reason": batch.describe()}, None
+    return seen, Verdict(batch.describe_end(), "killed" if batch.was_killed else "failed")
+
+
+def _judge_ended(seen: dict[str, Any], batch: BatchJob) -> dict[str, Any]:
+    """Return the answer about a job with a record of its end, which does not count if Slurm begins it again."""
+    reason = str(seen.get("reason") or "")
+    if BY_SIGNAL not in reason:
+        is_short_of_memory = batch.state == "OUT_OF_MEMORY" and seen["state"] == "failed"
+        return {**seen, "reason": f"{reason}; {batch.describe_end()}".lstrip("; ")} if is_short_of_memory else seen
+    if batch.is_over:
+        return {**seen, "reason": batch.describe_end()}
+    state, why = ("queued", batch.describe()) if batch.is_waiting else ("running", f"{batch.describe()}; it is ending")
+    return {
+        **seen,
+        "ended": None,
+        "state": state,
+        "reason": why,
+        "started": seen["started"] if not batch.is_waiting else None,
+    }

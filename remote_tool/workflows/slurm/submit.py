@@ -1,0 +1,171 @@
+"""Submit jobs to Slurm: each gets its folder first, and one batch job starts those that belong together."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from remote_tool.errors import JobError, RemoteCommandError
+from remote_tool.paths import shell_path
+from remote_tool.redaction import redact
+from remote_tool.workflows.agent_client import NoAnswerError, call_until_answered
+from remote_tool.workflows.agent_program import source_archive
+from remote_tool.workflows.slurm import step_program, submit_program
+from remote_tool.workflows.slurm.states import BY
+from remote_tool.workflows.slurm.step_program import PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from remote_tool.config.model import Config
+    from remote_tool.config.slurm import Slurm
+    from remote_tool.transport.host import Host
+    from remote_tool.transport.pool import HostPool
+
+SECONDS = 150.0
+# Of a start request, what the agent on the node needs as well.
+_KEPT = ("min_free",)
+_REFUSED = {
+    "gpus": ("--devices", "Slurm chooses the GPUs: --gpus N, or gres in slurm:"),
+    "terminal": ("--tty", "remote-tool run --cmd 'srun --pty bash' has a terminal on a node"),
+    "backfill": ("--backfill", "Slurm orders its queue itself"),
+    "priority": ("--priority", "Slurm orders its queue itself; slurm: takes nice and qos"),
+}
+
+
+async def start(pool: HostPool, config: Config, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer op ``start``: have the agent make the folders of the jobs, and submit them."""
+    slurm = config.servers[server].slurm
+    assert slurm is not None
+    asked = [_as_held(server, job) for job in request["jobs"]]
+    folders = [{**job, "watch": None} for job in asked]
+    answer = await call_until_answered(pool, config, server, "hold", {**request, "jobs": folders, "by": BY})
+    entries = {str(entry.get("id")): entry for entry in answer.get("jobs") or () if isinstance(entry, dict)}
+    ready = [job for job in asked if _is_to_submit(entries.get(job["id"]))]
+    for batch in _batches(ready):
+        try:
+            reference = await _submit(await pool.host(server), config, slurm, batch, request)
+        except JobError as error:
+            if isinstance(error, NoAnswerError):
+                raise
+            ends = [{"id": job["id"], "reason": f"not submitted: {error.message}", "failed": True} for job in batch]
+            await call_until_answered(pool, config, server, "settle", {"jobs": ends})
+            for job in batch:
+                entries[job["id"]] |= {"error": error.message, "begun": False}
+        else:
+            for job in batch:
+                entries[job["id"]] |= {"state": "queued", "reason": f"Slurm job {reference}"}
+    return {**answer, "jobs": list(entries.values())}
+
+
+def _as_held(server: str, job: Mapping[str, Any]) -> dict[str, Any]:
+    for name, (option, hint) in _REFUSED.items():
+        if job.get(name):
+            raise JobError(f"{server}: {option} cannot be used where Slurm starts the jobs", hint=hint, server=server)
+    return {**job, "held_by": BY, "on_empty": None}
+
+
+def _is_to_submit(entry: Mapping[str, Any] | None) -> bool:
+    if entry is None or entry.get("error") or entry.get("ended"):
+        return False
+    held = entry.get("held") or {}
+    return not held.get("reference")
+
+
+def _batches(jobs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the jobs of each batch job: the nodes of a launch, the tasks of an array, or one."""
+    launches: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    arrays: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for job in jobs:
+        if _meets(job):
+            launches[job["launch_id"]].append(job)
+        else:
+            kind = (job.get("launch_id"), job.get("gpu_count"), job.get("slots"), *(job.get("after") or ()))
+            arrays[kind if job.get("launch_id") else (job["id"],)].append(job)
+    return [sorted(nodes, key=lambda job: job["node_rank"] or 0) for nodes in launches.values()] + list(arrays.values())
+
+
+def _meets(job: Mapping[str, Any]) -> bool:
+    """Return whether a job is a node of a launch, which needs an address of the first one."""
+    return bool(job.get("watch")) or PORT in job["command"] or PORT in job["environment"].values()
+
+
+async def _submit(
+    host: Host, config: Config, slurm: Slurm, jobs: Sequence[dict[str, Any]], request: Mapping[str, Any]
+) -> str:
+    """Submit one batch job, and return its id.
+
+    Raises:
+        JobError: Slurm refuses it.
+        NoAnswerError: Whether it was submitted is unknown.
+    """
+    first = jobs[0]
+    meets = _meets(first)
+    array = (
+        "" if meets or len(jobs) == 1 else f"0-{len(jobs) - 1}" + (f"%{first['slots']}" if first.get("slots") else "")
+    )
+    words = slurm.words(nodes=len(jobs) if meets else 1, gpus=first.get("gpu_count") or 0)
+    name = first.get("name") or config.name.rpartition("/")[2]
+    folders = {
+        "project": config.remote.project,
+        "jobs_folder": config.remote.jobs,
+        "scripts_folder": config.remote.scripts,
+    }
+    own_request = {
+        "jobs": jobs,
+        "jobs_folder": config.remote.jobs,
+        "folders": folders,
+        "start": {key: request[key] for key in _KEPT if key in request},
+        "meets": meets,
+        "port": first.get("master_port"),
+    }
+    submission = {
+        "name": first["id"],
+        "words": [*words, f"--job-name={name}", f"--comment={first['id']}"],
+        "array": array,
+        "after": list(first.get("after") or ()),
+        "after_any": bool(first.get("after_any")),
+        "jobs_folder": config.remote.jobs,
+        "jobs": [job["id"] for job in jobs],
+        "request": own_request,
+        "step": inspect.getsource(step_program),
+        "agent": f"supervisor-{source_archive()[0]}",
+    }
+    return _reference(host.name, await _run_program(host, config, submission))
+
+
+async def _run_program(host: Host, config: Config, submission: Mapping[str, Any]) -> dict[str, Any]:
+    source = inspect.getsource(submit_program)
+    # The program comes first on stdin, so that no argument shows what is in the request.
+    script = f"cd {shell_path(config.remote.scripts)} || exit\nexec ./python -I -S -c {_quoted(source)}\n"
+    try:
+        done = await host.run(
+            script, stdin=json.dumps(submission).encode(), timeout=SECONDS, check=False, label="sbatch"
+        )
+    except RemoteCommandError as error:
+        raise NoAnswerError(error.message, hint=error.hint, server=host.name) from error
+    _, _, text = done.stdout.decode(errors="replace").rpartition("\0")
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        said = redact(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])[:500]
+        raise NoAnswerError(f"{host.name}: the submission gave no answer: {said}", server=host.name) from None
+    return answer if isinstance(answer, dict) else {}
+
+
+def _quoted(source: str) -> str:
+    import shlex  # noqa: PLC0415
+
+    return shlex.quote(source)
+
+
+def _reference(server: str, answer: Mapping[str, Any]) -> str:
+    if refused := answer.get("refused"):
+        hint = f"remote-tool check --server {server} shows the partitions and their limits"
+        raise JobError(f"Slurm: {redact(str(refused))}", hint=hint, server=server)
+    reference = answer.get("reference")
+    if not isinstance(reference, str) or not reference.isdigit():
+        raise NoAnswerError(f"{server}: {answer.get('unknown') or 'Slurm gave no id'}", server=server)
+    return reference

@@ -1,0 +1,234 @@
+"""Submit a batch job: a program for a login node, which gets a request on stdin and prints its answer as JSON.
+
+It runs in our folder there, with our own Python, 3.8 or newer. A request that is repeated submits nothing twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
+FOLDER = "slurm"
+PROGRAMS = ("/usr/local/bin", "/usr/local/slurm/bin", "/opt/slurm/bin")
+SECONDS, PATIENCE = 60.0, 60.0
+# The environment of the login that has no meaning, or another one, on a node.
+LEFT_OUT = ("SSH_", "XDG_", "REMOTE_TOOL_", "SLURM_", "SBATCH_")
+LEFT_OUT_NAMES = {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "MAIL", "DISPLAY", "HOSTNAME"}
+# Slurm stores the environment that it is told to pass on, so that is only what a shell needs.
+EXPORTED = "HOME,PATH,USER,LOGNAME,SHELL,LANG"
+BATCH = """#!/bin/sh
+exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL ../../python -I -S step.py %s
+"""
+
+
+class RefusedError(Exception):
+    """Nothing was submitted; the message says why."""
+
+
+def main() -> None:
+    """Carry out the request."""
+    request = json.load(sys.stdin)
+    os.umask(0o077)
+    os.environ["PATH"] = ":".join([os.environ.get("PATH", "/usr/bin:/bin"), *PROGRAMS])
+    try:
+        {"reference": submit(request)}
+    except RefusedError as error:
+        {"refused": str(error)}
+    except OSError as error:
+        {"refused": "{}: {}".format(error.filename or "the folder of submissions", error.strerror)}
+    except subprocess.TimeoutExpired:
+        pass
+
+
+def submit(request: dict[str, Any]) -> str:
+    """Submit the jobs of a request, unless that was done before; return the id of the batch job."""
+    jobs = Path.home() / request["jobs_folder"]
+    remove_old(jobs)
+    folder = Path(FOLDER, request["name"])
+    is_new = store(folder, request)
+    with (folder / "lock").open("a") as lock:
+        wait_for_lock(lock.fileno())
+        reference = read(folder / "id")
+        if not reference and not is_new:
+            reference = find_by_comment(request["name"])
+        if not reference:
+            reference = call_sbatch(folder, [*request["words"], *dependencies(jobs, request)], request["array"])
+        write(folder / "id", reference)
+        for number, job in enumerate(request["jobs"]):
+            tell(jobs / job, job, f"{reference}_{number}" if request["array"] else reference)
+    return reference
+
+
+def store(folder: Path, request: dict[str, Any]) -> bool:
+    """Write the files that the batch job needs; return whether they were not there."""
+    if folder.is_dir():
+        return False
+    new = folder.with_name(f"{folder.name}.new-{os.urandom(4).hex()}")
+    new.mkdir(parents=True)
+    login = {name: value for name, value in os.environ.items() if is_of_login(name)}
+    write(new / "jobs.json", json.dumps({**request["request"], "login": login}))
+    write(new / "step.py", request["step"])
+    write(new / "batch", BATCH % request["agent"])
+    write(new / "ids", "".join(job + "\n" for job in request["jobs"]))
+    try:
+        new.rename(folder)
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        if not folder.is_dir():
+            raise
+        return False
+    return True
+
+
+def is_of_login(name: str) -> bool:
+    """Return whether a variable of the login is passed on to jobs."""
+    return name not in LEFT_OUT_NAMES and not name.startswith(LEFT_OUT)
+
+
+def wait_for_lock(file: int) -> None:
+    """Wait until no other program submits the same jobs."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise RefusedError("another program is submitting these jobs") from None
+            time.sleep(0.1)
+        except OSError:
+            return  # a file system without locks
+        else:
+            return
+
+
+def call_sbatch(folder: Path, words: list[str], array: str) -> str:
+    """Submit the batch job, and return its id."""
+    name = "output-%a" if array else "output"
+    ours = ["--parsable", "--open-mode=append", "--output=" + name, "--export=" + EXPORTED]
+    if array:
+        ours.append("--array=" + array)
+    status, output, errors = run(["sbatch", *ours, *words, "batch"], folder)
+    # On some clusters, the name of the cluster follows.
+    reference = output.strip().split("\n")[-1].split(";")[0]
+    if status or not reference.isdigit():
+        shutil.rmtree(folder, ignore_errors=True)
+        raise RefusedError(said(errors) or f"sbatch ended with status {status}")
+    return reference
+
+
+def dependencies(jobs: Path, request: dict[str, Any]) -> list[str]:
+    """Return the options with which the batch job waits for earlier jobs."""
+    waited = []
+    for job in request["after"]:
+        ended, held = (read_json(jobs / job / name) for name in ("ended.json", "held.json"))
+        has_succeeded = ended.get("exit_code") == 0 and not ended.get("killed")
+        if ended and not has_succeeded and not request["after_any"]:
+            raise RefusedError(f"an earlier job has not succeeded: {job}")
+        if not ended and not held.get("reference"):
+            raise RefusedError(f"an earlier job is not known to Slurm: {job}")
+        if not ended:
+            waited.append(held["reference"])
+    kind = "afterany" if request["after_any"] else "afterok"
+    return ["--dependency={}:{}".format(kind, ":".join(waited)), "--kill-on-invalid-dep=yes"] if waited else []
+
+
+def tell(folder: Path, job: str, reference: str) -> None:
+    """Let a job's folder say which batch job starts it."""
+    record = {"schema": 1, "id": job, "by": "slurm", "reference": reference, "reason": "Slurm job " + reference}
+    with suppress(FileNotFoundError):
+        write(folder / "held.json", json.dumps(record) + "\n")
+
+
+def find_by_comment(name: str) -> str:
+    """Return the id of a batch job that was submitted before, although nothing here says so; empty without one."""
+    for reference, comment in listed():
+        if comment == name:
+            return reference
+    return ""
+
+
+def listed() -> list[tuple[str, str]]:
+    """Return the ids and the comments of this user's batch jobs."""
+    status, output, errors = run(["squeue", "-h", "-u", str(os.getuid()), "-t", "all", "-o", "%A %k"], Path())
+    if status:
+        raise RefusedError(said(errors))
+    return [(line.partition(" ")[0], line.partition(" ")[2].strip()) for line in output.split("\n") if line]
+
+
+def remove_old(jobs: Path) -> None:
+    """Remove what was written for batch jobs that are over: variables of their jobs are in it."""
+    names = [name for name in names_in(FOLDER) if is_over(jobs, Path(FOLDER, name))]
+    if names:
+        known = {comment for _, comment in listed()}
+        for name in names:
+            if name not in known:
+                shutil.rmtree(Path(FOLDER, name), ignore_errors=True)
+
+
+def is_over(jobs: Path, folder: Path) -> bool:
+    """Return whether each of its jobs has ended, or is gone."""
+    ids = read(folder / "ids").split()
+    return all(not (jobs / job).is_dir() or (jobs / job / "ended.json").exists() for job in ids)
+
+
+def run(words: list[str], folder: Path) -> tuple[int, str, str]:
+    """Run a program of Slurm; return its exit status, stdout and stderr."""
+    try:
+        done = subprocess.run(
+            words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise RefusedError(f"{words[0]} is not found; it must be on the PATH of a login") from None
+    return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
+
+
+def said(errors: str) -> str:
+    """Return the message of a program of Slurm without its own name."""
+    lines = [line.split(": error: ", 1)[-1].strip() for line in errors.split("\n")]
+    return "; ".join(line for line in lines if line)[:1000]
+
+
+def names_in(folder: str) -> list[str]:
+    """Return the names in a folder; none if it does not exist."""
+    try:
+        return [path.name for path in Path(folder).iterdir() if ".new-" not in path.name]
+    except FileNotFoundError:
+        return []
+
+
+def read(path: Path) -> str:
+    """Return a small file; empty if it does not exist."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a record; empty if it does not exist."""
+    return dict(json.loads(read(path) or "{}"))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file as a whole."""
+    new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+
+
+if __name__ == "__main__":
+    main()
