@@ -78,9 +78,9 @@ def _document(answer: GpusAnswer) -> dict[str, Any]:
 
 def _remarks(server: ServerGpus) -> list[str]:
     queued = [f"{counted(len(server.queue), 'job')} in the queue"] if server.queue else []
-    no_gpus = [] if server.gpus or server.problem else ["no GPUs"]
+    no_gpus = [] if server.gpus or server.problem or server.partitions else ["no GPUs"]
     problem = [f"its GPUs are unknown: {server.problem}"] if server.problem else []
-    return [*no_gpus, *problem, *queued, *server.notes]
+    return [*no_gpus, *problem, *queued, *server.partitions, *server.notes]
 
 
 def _rows(name: str, server: ServerGpus, *, on_terminal: bool) -> list[dict[str, str]]:

@@ -25,10 +25,12 @@ from remote_tool.workflows.fan_out.plan import (
     plan_fan_out,
 )
 from remote_tool.workflows.fan_out.records import FanOutRecord, find_record, write_record
+from remote_tool.workflows.fan_out.request import MOST_SLOTS
 from remote_tool.workflows.fan_out.slots import ask_slots, find_command_script
 from remote_tool.workflows.fan_out.work_queue import Assignment, Attempt, WorkQueue
 from remote_tool.workflows.jobs.listing import fetch_artifacts, refresh
 from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.slurm.scheduler import refuse_scheduled
 from remote_tool.workflows.start.send import Sent, complete, freeze, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workflows.work.records import WorkStanding, fan_out_files
@@ -85,7 +87,9 @@ async def plan(context: Context, request: FanOutRequest) -> FanOutPlan:
     """
     servers = choose_servers(context.config, request.servers)
     find_command_script(context, request)
-    slots, errors = await ask_slots(context, request, context.config.listed, servers)
+    slots, errors = await ask_slots(
+        context, request, context.config.listed, servers, in_slurm=_slots_in_slurm(context, request, servers)
+    )
     if errors:
         raise SomeServersFailedError(errors, [each.server for each in slots])
     return plan_fan_out(request, slots, new_job_id())
@@ -187,11 +191,27 @@ async def _make_ready(context: Context, request: FanOutRequest, listed: Mapping[
     able = [server for server in servers if server not in sent.errors]
     # Shards are handed out later, while other syncs may come.
     not_copied = await freeze(context, sent, able) if frozen else {}
-    slots, errors = await ask_slots(context, request, listed, [server for server in able if server not in not_copied])
+    usable, in_slurm = (
+        [server for server in able if server not in not_copied],
+        _slots_in_slurm(context, request, servers),
+    )
+    slots, errors = await ask_slots(context, request, listed, usable, in_slurm=in_slurm)
     errors = {**sent.errors, **not_copied, **errors}
     if not slots:
         raise SomeServersFailedError(errors, [])
     return Ready(sent.snapshots, errors, sent.warnings, sent.git, slots=slots)
+
+
+def _slots_in_slurm(context: Context, request: FanOutRequest, servers: Sequence[str]) -> int:
+    """Return how many jobs a Slurm cluster gets at once: all items, as it has a queue of its own.
+
+    Raises:
+        UsageError: Nothing says into how many parts the work is split.
+    """
+    if not request.items and request.per_server is None:
+        what = "A fan-out without --items or --per-server"
+        refuse_scheduled(context.config, servers, what, "--per-server N splits the work into N parts")
+    return request.per_server or min(len(request.items), MOST_SLOTS)
 
 
 async def _finish(

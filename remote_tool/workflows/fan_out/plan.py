@@ -30,12 +30,14 @@ class ServerSlots:
         gpus: As CUDA_VISIBLE_DEVICES names them.
         listed: Its number of processes in a host list; None without one.
         place: Machine and folder; the same for two names of one.
+        is_scheduled: Whether Slurm starts its jobs, and chooses their GPUs.
     """
 
     server: str
     gpus: tuple[str, ...] = ()
     listed: int | None = None
     place: str = ""
+    is_scheduled: bool = False
 
 
 @dataclass(frozen=True)

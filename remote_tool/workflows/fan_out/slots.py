@@ -15,6 +15,7 @@ from remote_tool.workflows.fan_out.plan import ServerSlots
 from remote_tool.workflows.fan_out.request import MOST_SLOTS
 from remote_tool.workflows.launch.launch import find_script
 from remote_tool.workflows.launch.node_facts import chosen_devices
+from remote_tool.workflows.slurm.scheduler import is_scheduled
 from remote_tool.workflows.start.free_gpus import ask_server
 
 if TYPE_CHECKING:
@@ -34,9 +35,18 @@ def find_command_script(context: Context, request: JobRequest) -> None:
 
 
 async def ask_slots(
-    context: Context, request: JobRequest, listed: Mapping[str, int | None], servers: Sequence[str]
+    context: Context,
+    request: JobRequest,
+    listed: Mapping[str, int | None],
+    servers: Sequence[str],
+    *,
+    in_slurm: int = MOST_SLOTS,
 ) -> tuple[list[ServerSlots], dict[str, RemoteToolError]]:
+    """Ask servers for the GPUs of their slots; where Slurm starts jobs, there are as many slots as it may get jobs."""
+
     async def ask(server: str) -> ServerSlots:
+        if is_scheduled(context.config, server):
+            return ServerSlots(server, listed=in_slurm, place=server, is_scheduled=True)
         host = await context.pool.host(server)
         entry = context.config.entry_of(server)
         # Behind a launch command there may be other GPUs, and only a launch queries there.

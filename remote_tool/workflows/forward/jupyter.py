@@ -25,6 +25,7 @@ from remote_tool.workflows.jobs.follow import LONGEST_PAUSE, wait_for_jobs
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.jobs.run import RunRequest, run_command
 from remote_tool.workflows.selection import JobSelection, choose_one_server
+from remote_tool.workflows.slurm.scheduler import refuse_scheduled
 from remote_tool.workflows.start.start import StartRequest, start_jobs
 
 if TYPE_CHECKING:
@@ -111,6 +112,9 @@ async def jupyter(context: Context, request: JupyterRequest, on_open: Callable[[
         ConnectError: The server cannot be reached.
     """
     server = choose_one_server(context.config, request.servers, "Jupyter Lab", "jupyter")
+    refuse_scheduled(
+        context.config, [server], "jupyter", "remote-tool run --cmd 'srun hostname' runs a command on a node"
+    )
     found = await _find(context, server)
     job = found or await _start(context, server, request)
     page = await _wait_for_page(context, job)

@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,12 @@ from remote_tool.workflows.selection import (
     choose_job_to_follow,
     choose_jobs,
 )
+from remote_tool.workflows.slurm.scheduler import is_scheduled
 from remote_tool.workflows.status.link_news import LinkNews
+from remote_tool.workflows.status.query import ask_about_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from remote_tool.workflows.context import Context
 
@@ -67,6 +70,7 @@ _INTERRUPTIONS = (
 # Seconds until a server that does not answer is given up; its jobs run on.
 GIVE_UP_AFTER = 600.0
 LONGEST_PAUSE = 15.0
+FIRST_QUESTION = 2.0
 # A connection that lasted this long counts as restored.
 WORKED_SECONDS = 30.0
 
@@ -309,7 +313,7 @@ async def follow_server(
             if isinstance(problem, ConnectError):
                 news.resume()
             connected_at = time.monotonic()
-            async with news.watching(host):
+            async with news.watching(host), _asking_scheduler(context, server, remaining):
                 await _follow_once(context, server, remaining, noting_listener, logs=logs)
             problem = NoAnswerError(f"{server}: stopped sending before the jobs had ended", server=server)
         except RemoteToolError as error:
@@ -323,6 +327,29 @@ async def follow_server(
         pause = patience.next_pause(problem)
         news.interrupt(f"{problem}; trying again")
         await asyncio.sleep(pause)
+
+
+@asynccontextmanager
+async def _asking_scheduler(context: Context, server: str, jobs: Sequence[Job]) -> AsyncIterator[None]:
+    """Where Slurm starts jobs, ask it now and then: only it knows why they wait, and how they end without a record."""
+    if not is_scheduled(context.config, server):
+        yield
+        return
+
+    async def ask() -> None:
+        pause = FIRST_QUESTION
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_PAUSE)
+            # Following goes on, and reports if the server is silent.
+            with suppress(RemoteToolError):
+                await ask_about_jobs(context, server, ids=[job.id for job in jobs])
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield
+    finally:
+        asking.cancel()
 
 
 def is_interruption(error: RemoteToolError) -> bool:

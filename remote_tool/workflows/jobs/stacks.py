@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,14 @@ from remote_tool.workflows.agent_client import SupervisorMissingError, converse,
 from remote_tool.workflows.jobs.kept import fetch_kept
 from remote_tool.workflows.jobs.listing import load_matching, named_jobs, refresh, servers_of_jobs
 from remote_tool.workflows.selection import choose_jobs
+from remote_tool.workflows.slurm.scheduler import hosts_of_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remote_tool.errors import RemoteToolError
     from remote_tool.jobs.job import Job
+    from remote_tool.transport.host import Host
     from remote_tool.workflows.context import Context
     from remote_tool.workflows.selection import JobSelection
 
@@ -157,12 +160,16 @@ async def _ask(context: Context, server: str, jobs: Sequence[Job], options: Mapp
 async def _ask_once(context: Context, server: str, jobs: Sequence[Job], options: Mapping[str, bool]) -> _ServerStacks:
     keys = {job.id: job.key for job in jobs}
     found: list[tuple[Mapping[str, Any], str]] = []
-    host = await context.pool.host(server)
-    request = {"ids": list(keys), **options}
-    async with converse(host, context.config, "stacks", request, silence=SILENCE) as frames:
-        async for frame in frames:
-            if len(found) < MOST_PROCESSES and str(frame.header.get("job")) in keys:
-                found.append((frame.header, frame.body.decode(errors="replace")))
+
+    async def ask_host(host: Host, ids: Sequence[str]) -> None:
+        request = {"ids": ids, **options}
+        async with converse(host, context.config, "stacks", request, silence=SILENCE) as frames:
+            async for frame in frames:
+                if len(found) < MOST_PROCESSES and str(frame.header.get("job")) in keys:
+                    found.append((frame.header, frame.body.decode(errors="replace")))
+
+    hosts = await hosts_of_jobs(context.pool, context.config, server, list(keys))
+    await asyncio.gather(*(ask_host(host, ids) for host, ids in hosts))
     processes = [(header, text) for header, text in found if "pid" in header]
     ranks = {(str(header["job"]), _number(header["pid"])): _number(header.get("rank")) for header, _ in processes}
     answer = _ServerStacks([_read_process(header, text, server, keys, ranks) for header, text in processes])

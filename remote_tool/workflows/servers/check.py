@@ -21,6 +21,8 @@ from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync.local_rsync import find_local_rsync
 from remote_tool.workflows.agent_program import source_archive
 from remote_tool.workflows.selection import choose_servers
+from remote_tool.workflows.slurm.partitions import check_slurm
+from remote_tool.workflows.slurm.scheduler import refuse_scheduled
 from remote_tool.workflows.sync.data_sets import check_data_sets
 
 if TYPE_CHECKING:
@@ -104,7 +106,9 @@ async def check(
         host = await pool.host(name, logs_in=True)
         answer = await _ask(host, config.for_server(name), host_names, gpu_seconds)
         data = {} if config.servers[name].localhost else config.data
-        return replace(answer, data=await check_data_sets(host, data))
+        slurm = config.servers[name].slurm
+        scheduled = [] if slurm is None else await check_slurm(host, slurm)
+        return replace(answer, data=[*scheduled, *await check_data_sets(host, data)])
 
     results = await on_every(names, on_one)
     checks = compare({name: answer.checks for name, answer in results.values.items()})
@@ -131,6 +135,8 @@ async def check_and_exercise(context: Context, servers: Sequence[str], seconds: 
     from remote_tool.workflows.exercise.exercise import check_seconds, exercise  # noqa: PLC0415 - loads what launches need
 
     check_seconds(seconds)
+    chosen = choose_servers(context.config, servers)
+    refuse_scheduled(context.config, chosen, "--exercise", "remote-tool check, without --exercise")
     answer = await check(context.pool, context.config, servers)
     names = [report.name for report in answer.servers if report.name not in answer.errors]
     exercised = await exercise(context, names, seconds) if names else None

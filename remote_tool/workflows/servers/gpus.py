@@ -32,6 +32,8 @@ from remote_tool.workflows.servers.samples import (
     size_of,
     text_of,
 )
+from remote_tool.workflows.slurm.partitions import list_partitions
+from remote_tool.workflows.slurm.scheduler import is_scheduled, refuse_scheduled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,12 +119,14 @@ class ServerGpus:
         queue: The jobs of all users that wait, in the order of the queue.
         problem: The reason why the GPUs are unknown, or empty.
         notes: Limits of the answer, such as a private /var/tmp.
+        partitions: Of a Slurm cluster: what is free in each, in words.
     """
 
     gpus: tuple[GpuStatus, ...] = ()
     queue: tuple[QueuedJob, ...] = ()
     problem: str = ""
     notes: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
 
     @property
     def free(self) -> int:
@@ -156,6 +160,9 @@ async def list_gpus(context: Context, servers: Sequence[str] = ()) -> GpusAnswer
     """Ask every server; where there is no Python, ask only its nvidia-smi."""
 
     async def ask(server: str) -> ServerGpus:
+        if is_scheduled(context.config, server):
+            partitions = await list_partitions(await context.pool.host(server))
+            return ServerGpus(partitions=tuple(each.describe() for each in partitions))
         try:
             return await _ask(context, server)
         except NoPythonError:
@@ -212,6 +219,8 @@ async def wait_for_gpus(context: Context, servers: Sequence[str], count: int) ->
     """
     if count < 1:
         raise UsageError(f"--wait must be at least 1, found {count}")
+    chosen = choose_servers(context.config, servers)
+    refuse_scheduled(context.config, chosen, "--wait", "Jobs wait in the queue of Slurm: remote-tool job-run --gpus N")
     while True:
         results = await on_every(choose_servers(context.config, servers), lambda server: _ask(context, server))
         answer = GpusAnswer(results.values, results.errors)

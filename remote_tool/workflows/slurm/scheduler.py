@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import UsageError
 from remote_tool.workflows.agent_client import call_until_answered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from remote_tool.config.model import Config
+    from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool
+
+_REFERENCE, _NODE = re.compile(r"[0-9]{1,12}(_[0-9]{1,9})?"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 async def ask_for_jobs(
@@ -35,6 +40,26 @@ async def ask_for_jobs(
 
     operations = {"start": submit.start, "status": look.status, "stop": cancel.stop}
     return await operations[operation](pool, config, server, request)
+
+
+async def hosts_of_jobs(
+    pool: HostPool, config: Config, server: str, ids: Sequence[str]
+) -> list[tuple[Host, list[str]]]:
+    """Return where the processes of jobs are: the server, or nodes to which Slurm gives access, and which jobs."""
+    host = await pool.host(server)
+    if not is_scheduled(config, server):
+        return [(host, list(ids))]
+    from remote_tool.workflows.slurm.nodes import NodeHost  # noqa: PLC0415 - few servers have Slurm
+
+    request = {"ids": list(ids), "skip": [], "known": [], "ended": None}
+    answer = await call_until_answered(pool, config, server, "status", request)
+    nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for entry in answer.get("jobs") or ():
+        reference = str((entry.get("held") or {}).get("reference") or "")
+        node = str(((entry.get("started") or {}).get("place") or {}).get("hostname") or "")
+        is_there = _REFERENCE.fullmatch(reference) and _NODE.fullmatch(node) and not entry.get("ended")
+        nodes[(reference, node) if is_there else ("", "")].append(str(entry.get("id")))
+    return [(NodeHost(host, *place) if place[0] else host, jobs) for place, jobs in nodes.items()]
 
 
 def is_scheduled(config: Config, server: str) -> bool:

@@ -302,7 +302,8 @@ def has_children() -> bool:
 def read_kill_wait() -> float:
     """Return the seconds that Slurm waits between SIGTERM and SIGKILL."""
     with suppress(OSError, ValueError, IndexError, subprocess.SubprocessError):
-        text = subprocess.check_output(("scontrol", "show", "config"), stderr=subprocess.DEVNULL, timeout=20)
+        words = ["scontrol", "show", "config"]
+        text = subprocess.check_output(words, stderr=subprocess.DEVNULL, timeout=20)
         return float(text.split(b"\nKillWait", 1)[1].split(b"=", 1)[1].split()[0])
     return USUAL_KILL_WAIT
 

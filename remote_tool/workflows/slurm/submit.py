@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ async def start(pool: HostPool, config: Config, server: str, request: Mapping[st
             ends = [{"id": job["id"], "reason": f"not submitted: {error.message}", "failed": True} for job in batch]
             await call_until_answered(pool, config, server, "settle", {"jobs": ends})
             for job in batch:
-                entries[job["id"]] |= {"error": error.message, "begun": False}
+                entries[job["id"]] |= {"error": error.message, "hint": error.hint, "begun": False}
         else:
             for job in batch:
                 entries[job["id"]] |= {"state": "queued", "reason": f"Slurm job {reference}"}
@@ -103,9 +104,7 @@ async def _submit(
     """
     first = jobs[0]
     meets = _meets(first)
-    array = (
-        "" if meets or len(jobs) == 1 else f"0-{len(jobs) - 1}" + (f"%{first['slots']}" if first.get("slots") else "")
-    )
+    array = "" if meets else _array(jobs)
     words = slurm.words(nodes=len(jobs) if meets else 1, gpus=first.get("gpu_count") or 0)
     name = first.get("name") or config.name.rpartition("/")[2]
     folders = {
@@ -136,10 +135,16 @@ async def _submit(
     return _reference(host.name, await _run_program(host, config, submission))
 
 
+def _array(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tasks of an array, with how many may run at once; empty for a single job."""
+    slots = jobs[0].get("slots")
+    most = f"%{slots}" if slots and slots < len(jobs) else ""
+    return f"0-{len(jobs) - 1}{most}" if len(jobs) > 1 else ""
+
+
 async def _run_program(host: Host, config: Config, submission: Mapping[str, Any]) -> dict[str, Any]:
     source = inspect.getsource(submit_program)
-    # The program comes first on stdin, so that no argument shows what is in the request.
-    script = f"cd {shell_path(config.remote.scripts)} || exit\nexec ./python -I -S -c {_quoted(source)}\n"
+    script = f"cd {shell_path(config.remote.scripts)} || exit\nexec ./python -I -S -c {shlex.quote(source)}\n"
     try:
         done = await host.run(
             script, stdin=json.dumps(submission).encode(), timeout=SECONDS, check=False, label="sbatch"
@@ -153,12 +158,6 @@ async def _run_program(host: Host, config: Config, submission: Mapping[str, Any]
         said = redact(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])[:500]
         raise NoAnswerError(f"{host.name}: the submission gave no answer: {said}", server=host.name) from None
     return answer if isinstance(answer, dict) else {}
-
-
-def _quoted(source: str) -> str:
-    import shlex  # noqa: PLC0415
-
-    return shlex.quote(source)
 
 
 def _reference(server: str, answer: Mapping[str, Any]) -> str:

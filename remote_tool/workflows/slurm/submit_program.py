@@ -42,13 +42,14 @@ def main() -> None:
     os.umask(0o077)
     os.environ["PATH"] = ":".join([os.environ.get("PATH", "/usr/bin:/bin"), *PROGRAMS])
     try:
-        {"reference": submit(request)}
+        answer = {"reference": submit(request)}
     except RefusedError as error:
-        {"refused": str(error)}
+        answer = {"refused": str(error)}
     except OSError as error:
-        {"refused": "{}: {}".format(error.filename or "the folder of submissions", error.strerror)}
+        answer = {"refused": f"{error.filename or 'the folder of submissions'}: {error.strerror}"}
     except subprocess.TimeoutExpired:
-        pass
+        answer = {"unknown": f"sbatch did not answer within {SECONDS:.0f} s"}
+    sys.stdout.write("\0" + json.dumps(answer))
 
 
 def submit(request: dict[str, Any]) -> str:
@@ -63,11 +64,20 @@ def submit(request: dict[str, Any]) -> str:
         if not reference and not is_new:
             reference = find_by_comment(request["name"])
         if not reference:
-            reference = call_sbatch(folder, [*request["words"], *dependencies(jobs, request)], request["array"])
+            reference = submit_new(folder, jobs, request)
         write(folder / "id", reference)
         for number, job in enumerate(request["jobs"]):
             tell(jobs / job, job, f"{reference}_{number}" if request["array"] else reference)
     return reference
+
+
+def submit_new(folder: Path, jobs: Path, request: dict[str, Any]) -> str:
+    """Submit the batch job; if Slurm refuses it, nothing of it stays here."""
+    try:
+        return call_sbatch(folder, [*request["words"], *dependencies(jobs, request)], request["array"])
+    except RefusedError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def store(folder: Path, request: dict[str, Any]) -> bool:
@@ -122,7 +132,6 @@ def call_sbatch(folder: Path, words: list[str], array: str) -> str:
     # On some clusters, the name of the cluster follows.
     reference = output.strip().split("\n")[-1].split(";")[0]
     if status or not reference.isdigit():
-        shutil.rmtree(folder, ignore_errors=True)
         raise RefusedError(said(errors) or f"sbatch ended with status {status}")
     return reference
 

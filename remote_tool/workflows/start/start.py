@@ -15,6 +15,7 @@ from remote_tool.launchers.options import RunOptions
 from remote_tool.protocol.limits import COMMAND, MOST_ANY_OF, SHELL, TERMINALS
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
+from remote_tool.workflows.slurm.scheduler import refuse_scheduled
 from remote_tool.workflows.start.free_gpus import ask_free_gpus, choose_server
 from remote_tool.workflows.start.send import bring_files, complete, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
@@ -136,6 +137,7 @@ async def _choose_any(context: Context, requests: Sequence[StartRequest]) -> lis
     servers = list(dict.fromkeys(server for names in choices for server in names))
     if not servers:
         return [(request, ()) for request in requests]
+    refuse_scheduled(context.config, servers, "--any-server", "--server NAME, of others")
     asked = await ask_free_gpus(context, servers)
     if not asked.values:
         asked.raise_if_any_failed()

@@ -154,7 +154,7 @@ def _raise_problems(server: str, of: _StartResults) -> None:
         hint = f"{of.hint}; then remote-tool job-list" if of.hint else "remote-tool job-list"
         raise NoAnswerError(message, server=server, hint=hint)
     if of.failed:
-        raise JobError(f"{server}: {text}", server=server)
+        raise JobError(f"{server}: {text}", hint=of.hint, server=server)
 
 
 def _portions(context: Context, server: str, specs: Sequence[JobSpec]) -> list[list[dict[str, Any]]]:
@@ -253,6 +253,7 @@ def _read_answer(context: Context, server: str, answer: Mapping[str, Any], ids: 
             results.unknown[job_id] = str(error)
             if entry.get("begun") is False:
                 results.failed[job_id] = results.unknown.pop(job_id)
+                results.hint = str(entry.get("hint") or "")
     context.registry.update(started)
     return results
 

@@ -12,6 +12,7 @@ from remote_tool.config.devices import command_environment, devices_of
 from remote_tool.errors import JobError, SomeServersFailedError, UsageError
 from remote_tool.jobs.job import SWEEP_TAG, Job, JobSpec, JobState, launch_name, new_job_id
 from remote_tool.launchers.job_request import JobRequest
+from remote_tool.protocol.limits import MOST_SLOTS
 from remote_tool.transport.pool import Results
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.fan_out.slots import ask_slots, find_command_script
@@ -189,7 +190,7 @@ async def _ask_queues(
     slots, errors = await ask_slots(context, replace(request, gpus=0, priority=0, backfill=False), listed, servers)
     free = Results[FreeGpus]()
     if request.may_lease:
-        free = await ask_free_gpus(context, [each.server for each in slots])
+        free = await ask_free_gpus(context, [each.server for each in slots if not each.is_scheduled])
         errors |= free.errors
     queues = []
     for each in slots:
@@ -209,6 +210,11 @@ def _queue_of(server: ServerSlots, request: SweepRequest, free: FreeGpus | None,
     Raises:
         JobError: It has too few GPUs, or cannot tell which are free.
     """
+    if server.is_scheduled:
+        ids = tuple(job.id for job in before)
+        return ServerQueue(
+            server.server, request.gpus, request.per_server or MOST_SLOTS, len(before), server.place, ids
+        )
     total = free.total if free else 0
     per_job = request.gpus or min(1, total)
     if total < per_job or (request.may_lease and server.gpus and not total):
