@@ -54,7 +54,8 @@ def settle(request: Request) -> None:
     """Answer op ``settle``: record how jobs ended that left no record, and what others wait for; answer as ``status``.
 
     ``jobs`` are objects with ``id`` and ``reason``; with ``killed`` or ``failed``, it is over. A record of the job's
-    own is never replaced.
+    own is never replaced. With ``again``, the end at that moment was none: the job waits for its next attempt,
+    for the reason ``why``.
     """
     folders = request.folders()
     jobs = job_folder.open_jobs_folder(folders.jobs)
@@ -89,6 +90,8 @@ def _settle(jobs: Optional[int], known: Dict[str, Any], host: HostSnapshot) -> O
             reason = known["reason"][:LONGEST_REASON]
             ended = end_without_record(job_id, reason, killed=bool(known.get("killed")))
             job_folder.write_record(folder, ENDED, ended)
+        elif status.held is not None and status.ended is not None and known.get("again") == status.ended["ended_at"]:
+            new_folder.begin_again(folder, job_id, known["reason"], str(known.get("why")))
         elif not is_over and status.held is not None and status.state == _QUEUED:
             _note(folder, status, known["reason"])
     finally:

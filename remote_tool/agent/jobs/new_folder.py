@@ -131,16 +131,29 @@ def take_over(jobs: int, job: RequestedJob, why: str) -> Optional[Tuple[NewFolde
     return None
 
 
+def begin_again(folder: int, job_id: str, reason: str, why: str) -> None:
+    """Let a job wait for its next attempt, as if it had not begun."""
+    earlier = _earlier_attempts(folder, job_id, why)
+    held = job_folder.read_record(folder, HELD, job_id)
+    if earlier is not None and held is not None:
+        record = {**held, "reason": reason, "attempts": list(earlier)}
+        job_folder.write_record(folder, HELD, record, replace=True)
+        for name in (STARTED, ENDED):
+            job_folder.remove(folder, name)
+
+
 def _earlier_attempts(folder: int, job_id: str, why: str) -> Optional[Tuple[str, ...]]:
     """Return how attempts at a job ended before; None if there is to be no other."""
     started = job_folder.read_record(folder, STARTED, job_id)
     ended = job_folder.read_record(folder, ENDED, job_id)
+    held = job_folder.read_record(folder, HELD, job_id) or {}
     if job_folder.exists(folder, STOP) or (not why and (started or ended)):
         return None
     # Only the end of its supervisor from outside is no end of the job.
     if ended is not None and not ended["killed"]:
         return None
-    return () if started is None else (*started["failed_attempts"], why)[-MOST_RETRIES:]
+    known = held.get("attempts") or ()
+    return (*known, *(() if started is None else (why,)))[-MOST_RETRIES:]
 
 
 def _reserve_again(folder: int) -> Tuple[int, bool]:

@@ -151,7 +151,9 @@ def _attempts(job: Job) -> list[str]:
         return []
     count = len(job.failed_attempts) + (job.started_at is not None)
     ended = [f"{number}: {_plain(how)}" for number, how in enumerate(job.failed_attempts, 1)]
-    return [f"{count} of {1 + (job.retries or 0)}", *ended]
+    # Slurm begins jobs again, whatever their retries are.
+    of = f" of {1 + (job.retries or 0)}" if count <= 1 + (job.retries or 0) else ""
+    return [f"{count}{of}", *ended]
 
 
 def _gpus(job: Job) -> str:

@@ -40,7 +40,14 @@ from remote_tool.workflows.jobs.listing import (
     refresh,
     servers_of_jobs,
 )
-from remote_tool.workflows.jobs.log_streams import JobMissingError, LogListener, Viewer, fetch_logs, stream_logs
+from remote_tool.workflows.jobs.log_streams import (
+    JobMissingError,
+    LogListener,
+    Viewer,
+    WaitsAgainError,
+    fetch_logs,
+    stream_logs,
+)
 from remote_tool.workflows.selection import (
     JobsAnswer,
     JobSelection,
@@ -316,6 +323,10 @@ async def follow_server(
             async with news.watching(host), _asking_scheduler(context, server, remaining):
                 await _follow_once(context, server, remaining, noting_listener, logs=logs)
             problem = NoAnswerError(f"{server}: stopped sending before the jobs had ended", server=server)
+        except WaitsAgainError as again:
+            context.report(Notice(server, str(again)))
+            patience.restore()
+            continue
         except RemoteToolError as error:
             problem = error
         if not is_interruption(problem):

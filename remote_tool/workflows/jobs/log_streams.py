@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections import Counter, defaultdict
@@ -16,6 +17,8 @@ from remote_tool.protocol.streams import MOST_STREAMS
 from remote_tool.transport.pool import on_every
 from remote_tool.workflows import agent_client
 from remote_tool.workflows.events import Notice
+from remote_tool.workflows.slurm.scheduler import may_begin_again
+from remote_tool.workflows.status.query import ask_about_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +36,16 @@ CHECK_EVERY = 16 * 1024 * 1024
 LONGEST_REASON = 200
 # Jobs per request: the server keeps a folder open for each, and may open about a thousand files.
 PORTION = 500
+# From the request to end a job to what Slurm makes of it: its KillWait, which is 30 by default, and then some.
+SECONDS_OF_ENDING = 90.0
 
 
 class JobMissingError(JobError):
     """The server does not have a job, but its folder of jobs may be another one: the job may still run."""
+
+
+class WaitsAgainError(JobError):
+    """A job was ended, and waits for its next attempt."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +277,7 @@ def _report_dropped(context: Context, job: Job, stream: str, count: int) -> None
 async def _take(context: Context, copy: _LogCopy, frame: Frame, listener: LogListener) -> None:
     copy.is_over = bool(frame.header.keys() & {"status", "error", "over"})
     if "status" in frame.header:
-        _take_status(context, copy, frame.header["status"], listener)
+        await _take_status(context, copy, frame.header["status"], listener)
         return
     if "error" in frame.header:
         _take_missing(context, copy, frame.header, listener)
@@ -288,7 +297,7 @@ async def _take(context: Context, copy: _LogCopy, frame: Frame, listener: LogLis
     await listener.viewer.take(copy.job, stream, offset, frame.body)
 
 
-def _take_status(context: Context, copy: _LogCopy, status: object, listener: LogListener) -> None:
+async def _take_status(context: Context, copy: _LogCopy, status: object, listener: LogListener) -> None:
     try:
         remote = parse_job(status, copy.job.server, time.time(), patterns=context.config.status)
     except JobError as error:
@@ -298,6 +307,11 @@ def _take_status(context: Context, copy: _LogCopy, status: object, listener: Log
     job = remote.job
     if job.id != copy.job.id:
         raise JobError(f"{copy.job.server}: answered about another job", server=copy.job.server)
+    if may_begin_again(context.config, job):
+        job = replace(await _ask_for_end(context, job), status_values=job.status_values)
+        if not job.state.is_finished:
+            copy.problem = WaitsAgainError(f"job {copy.job.key} waits again: {job.reason}", server=job.server)
+            return
     if copy.with_output and len(remote.sizes) >= MOST_STREAMS:
         text = f"job {copy.job.key}: only {MOST_STREAMS} of its output files are pulled"
         context.report(Notice(copy.job.server, text))
@@ -306,6 +320,18 @@ def _take_status(context: Context, copy: _LogCopy, status: object, listener: Log
     recorded = context.registry.update([replace(job, logs_complete=has_all and not job.may_run)])
     if recorded and job.state.is_finished:
         listener.on_end(recorded[0])
+
+
+async def _ask_for_end(context: Context, job: Job) -> Job:
+    """Ask Slurm about a job that was told to end: for some seconds, it does not say whether it begins it again."""
+    deadline = time.monotonic() + SECONDS_OF_ENDING
+    while True:
+        seen = (await ask_about_jobs(context, job.server, ids=[job.id])).jobs.get(job.id)
+        if seen is not None and (seen.job.state.is_finished or seen.job.state is JobState.QUEUED):
+            return seen.job
+        if time.monotonic() > deadline:
+            return job
+        await asyncio.sleep(1.0)
 
 
 def _take_queued(context: Context, job: Job, why: object) -> None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import UsageError
 from remote_tool.workflows.agent_client import call_until_answered
+from remote_tool.workflows.slurm.states import is_ended_from_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from remote_tool.config.model import Config
+    from remote_tool.jobs.job import Job
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool
 
@@ -65,6 +67,11 @@ async def hosts_of_jobs(
 def is_scheduled(config: Config, server: str) -> bool:
     """Return whether Slurm starts the jobs of a server."""
     return server in config.servers and config.servers[server].slurm is not None
+
+
+def may_begin_again(config: Config, job: Job) -> bool:
+    """Return whether Slurm may begin a job again whose own record says that it has ended."""
+    return is_scheduled(config, job.server) and is_ended_from_outside(job.reason)
 
 
 def refuse_scheduled(config: Config, servers: Iterable[str], what: str, hint: str) -> None:

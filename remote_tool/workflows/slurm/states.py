@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 BY = "slurm"
+REQUEUED = "requeued by Slurm"
 # For squeue; the reason is last, as it may have any character.
 FORMAT = "%i|%T|%S|%N|%k|%r"
 _FIELDS = 6
@@ -130,14 +131,17 @@ class Verdict:
     Attributes:
         reason: What it waits for, or how it ended.
         end: ``killed`` or ``failed``; empty: it waits.
+        again: The moment of its recorded end, if that was none because Slurm begins it again.
     """
 
     reason: str
     end: str = ""
+    again: float | None = None
 
     def as_request(self, job_id: str) -> dict[str, Any]:
         """Return the job for op ``settle``."""
-        return {"id": job_id, "reason": self.reason, **({self.end: True} if self.end else {})}
+        told = {"id": job_id, "reason": self.reason, **({self.end: True} if self.end else {})}
+        return told if self.again is None else {**told, "again": self.again, "why": REQUEUED}
 
 
 def judge(entry: Mapping[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Verdict | None]:
@@ -149,7 +153,7 @@ def judge(entry: Mapping[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Ve
     """
     seen = {**entry, "ran_here": True}
     if entry.get("ended"):
-        return _judge_ended(seen, batch), None
+        return _judge_ended(seen, batch)
     if batch.is_waiting:
         waits = {**seen, "started": None, "state": "queued", "reason": batch.describe()}
         is_told = entry.get("state") != "queued" or entry["held"].get("reason") == batch.describe()
@@ -160,19 +164,21 @@ def judge(entry: Mapping[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Ve
     return seen, Verdict(batch.describe_end(), "killed" if batch.was_killed else "failed")
 
 
-def _judge_ended(seen: dict[str, Any], batch: BatchJob) -> dict[str, Any]:
+def is_ended_from_outside(reason: str) -> bool:
+    """Return whether a job's record says that its supervisor was told to end it, so that Slurm may begin it again."""
+    return BY_SIGNAL in reason
+
+
+def _judge_ended(seen: dict[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Verdict | None]:
     """Return the answer about a job with a record of its end, which does not count if Slurm begins it again."""
     reason = str(seen.get("reason") or "")
-    if BY_SIGNAL not in reason:
+    if not is_ended_from_outside(reason):
         is_short_of_memory = batch.state == "OUT_OF_MEMORY" and seen["state"] == "failed"
-        return {**seen, "reason": f"{reason}; {batch.describe_end()}".lstrip("; ")} if is_short_of_memory else seen
+        full = f"{reason}; {batch.describe_end()}".lstrip("; ")
+        return ({**seen, "reason": full} if is_short_of_memory else seen), None
     if batch.is_over:
-        return {**seen, "reason": batch.describe_end()}
-    state, why = ("queued", batch.describe()) if batch.is_waiting else ("running", f"{batch.describe()}; it is ending")
-    return {
-        **seen,
-        "ended": None,
-        "state": state,
-        "reason": why,
-        "started": seen["started"] if not batch.is_waiting else None,
-    }
+        return {**seen, "reason": batch.describe_end()}, None
+    if not batch.is_waiting:
+        return {**seen, "ended": None, "state": "running", "reason": f"{batch.describe()}; it is ending"}, None
+    waits = {**seen, "ended": None, "started": None, "state": "queued", "reason": batch.describe()}
+    return waits, Verdict(batch.describe(), again=seen["ended"].get("ended_at"))

@@ -15,6 +15,7 @@ from remote_tool.transport.pool import on_every
 from remote_tool.transport.sync import last_sync
 from remote_tool.workflows.agent_client import call_until_answered
 from remote_tool.workflows.git_state import GitState, read_changes, while_asking_git, with_git
+from remote_tool.workflows.slurm.scheduler import is_scheduled
 from remote_tool.workflows.sync.options import SyncOptions
 from remote_tool.workflows.sync.sync import sync
 
@@ -135,7 +136,7 @@ def _settings(config: Config, request: JobRequest) -> dict[str, Any]:
 def _copy_for(server: str, config: Config, request: JobRequest) -> str:
     if request.code is not None:
         return request.code.copies[server]
-    return NEW_COPY if is_frozen(config, request) else ""
+    return NEW_COPY if is_frozen(config, request, waits=is_scheduled(config, server)) else ""
 
 
 def names_for_record(variables: Iterable[str]) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ from remote_tool.launchers.options import RunOptions
 from remote_tool.protocol.limits import COMMAND, MOST_ANY_OF, SHELL, TERMINALS
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
-from remote_tool.workflows.slurm.scheduler import refuse_scheduled
+from remote_tool.workflows.slurm.scheduler import is_scheduled, refuse_scheduled
 from remote_tool.workflows.start.free_gpus import ask_free_gpus, choose_server
 from remote_tool.workflows.start.send import bring_files, complete, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
@@ -94,7 +94,8 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
         request.check_on(servers, context.config)
     receivers = list(dict.fromkeys(server for request, servers, _ in wanted if request.sync for server in servers))
     overwrite = any(request.overwrite for request in requests)
-    frozen = any(is_frozen(context.config, request) for request in requests)
+    waits = any(is_scheduled(context.config, server) for server in receivers)
+    frozen = any(is_frozen(context.config, request, waits=waits) for request in requests)
     sent = await send_project(context, receivers, wanted=bool(receivers), overwrite=overwrite, frozen=frozen)
     for request, servers, _ in wanted:
         able = [server for server in servers if server not in sent.errors]
