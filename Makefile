@@ -70,7 +70,7 @@ system-demo:
 
 system-test:
 	@tools/need rsync=rsync ip=iproute2 sshd=openssh-server fish=fish tcsh=tcsh zsh=zsh busybox=busybox ps=procps \
-		strace=strace nft=nftables iperf3=iperf3 mpiexec.hydra=mpich faketime=faketime unshare=util-linux podman=podman crun=crun tmux=tmux mkfs.ext4=e2fsprogs \
+		strace=strace nft=nftables iperf3=iperf3 mpiexec.hydra=mpich faketime=faketime unshare=util-linux podman=podman crun=crun tmux=tmux mkfs.ext4=e2fsprogs slurmctld=slurm-wlm munged=munge \
 		$(shell test ! -x /usr/bin/python3 || /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 
 $(BIN)/python:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.network_hosts import missing
@@ -16,7 +15,8 @@ if TYPE_CHECKING:
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "munged", "mungekey")
 # Each node has so many files in the place of GPUs; what is started for a job sees their numbers.
 GPUS = 4
-_START_SECONDS = 60.0
+# A node whose job ended while the controller was off tells it again after a minute or two.
+_START_SECONDS = 240.0
 
 _SLURM_CONF = """
 ClusterName=tests
@@ -111,6 +111,45 @@ class SlurmCluster:
                 raise RuntimeError(f"the nodes are {states}: {self.logs()}")
             time.sleep(0.05)
 
+    def queue(self) -> list[str]:
+        """Return the id and the state of each batch job that is not over."""
+        return self.run("squeue", "-h", "-r", "-o", "%i %T").splitlines()
+
+    def empty(self) -> None:
+        """End all batch jobs, and wait until the nodes are idle."""
+        self.run("scancel", "--user=root")
+        self.wait_until_idle()
+
+    def stop_controller(self) -> None:
+        """End the controller; the nodes go on."""
+        self.login.run("pkill", "-x", "slurmctld")
+        deadline = time.monotonic() + _START_SECONDS
+        while any("slurmctld" in command for command in self.login.pids().values()):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the controller does not end")
+            time.sleep(0.05)
+
+    def reboot_login(self) -> None:
+        """Take the power of the login node away and give it back; the controller has ended before, as on a shutdown."""
+        self.stop_controller()
+        self.login.reboot()
+        self._configure(self.login)
+        self._start_munge(self.login)
+        self.start_controller()
+
+    def kill_node(self, node: NetworkHost) -> None:
+        """Take the power of a node away, let Slurm notice, and give it back."""
+        node.power_off()
+        deadline = time.monotonic() + _START_SECONDS
+        while "down" not in self.run("sinfo", "-h", "-n", node.name, "-o", "%t"):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Slurm does not notice that {node.name} is off: {self.logs()}")
+            time.sleep(0.2)
+        node.power_on()
+        self._configure(node)
+        self._start_munge(node)
+        self.start_node(node)
+
     def run(self, *words: str) -> str:
         """Run a command of Slurm on the login node."""
         return self.login.run(*words).stdout
@@ -133,7 +172,9 @@ class SlurmCluster:
         gpus.mkdir(exist_ok=True)
         for number in range(GPUS):
             (gpus / f"gpu{number}").touch()
-        (host.folder / "slurm" / "gres.conf").write_text(f"Name=gpu Flags=nvidia_gpu_env File=/mnt/host/gpus/gpu[0-{GPUS - 1}]\n")
+        (host.folder / "slurm" / "gres.conf").write_text(
+            f"Name=gpu Flags=nvidia_gpu_env File=/mnt/host/gpus/gpu[0-{GPUS - 1}]\n"
+        )
         for folder in ("state", "spool"):
             (host.folder / folder).mkdir(exist_ok=True)
         # Its /etc is made of links into ours; this one is its own.
@@ -156,8 +197,3 @@ def _on(host: NetworkHost, *words: str) -> None:
     if done.returncode:
         said = host.run("cat", "/run/said").stdout
         raise RuntimeError(f"{host.name}: {' '.join(words)}: exit code {done.returncode}: {said}")
-
-
-def home_of(cluster: SlurmCluster) -> Path:
-    """Return the home folder of all, as the test sees it."""
-    return cluster.login.home

@@ -22,6 +22,7 @@ from remote_tool.workflows.events import Notice
 from remote_tool.workflows.jobs.listing import list_jobs
 from remote_tool.workflows.launch.launch import launch
 from remote_tool.workflows.selection import JobsAnswer, JobSelection, choose_servers, find_job
+from remote_tool.workflows.slurm.scheduler import is_scheduled
 from remote_tool.workflows.start.kept_code import find_kept_code, report_code, report_kept_code
 from remote_tool.workflows.start.put_back import id_when_put_back
 from remote_tool.workflows.start.send import option_names
@@ -220,6 +221,9 @@ async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunC
     of_launch = {**options.of_request}
     if of_launch["processes"] is None and options.listed:
         of_launch["processes"] = _listed_processes(nodes, options)
+    # Slurm has all nodes behind one login node.
+    nodes_there = options.nodes if is_scheduled(context.config, servers[0]) else None
+    common |= {"servers": tuple(dict.fromkeys(servers)), "nnodes": nodes_there}
     return LaunchRequest(**{**of_launch, **_settings(job, LaunchRequest), **common})
 
 

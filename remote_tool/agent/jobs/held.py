@@ -54,8 +54,8 @@ def settle(request: Request) -> None:
     """Answer op ``settle``: record how jobs ended that left no record, and what others wait for; answer as ``status``.
 
     ``jobs`` are objects with ``id`` and ``reason``; with ``killed`` or ``failed``, it is over. A record of the job's
-    own is never replaced. With ``again``, the end at that moment was none: the job waits for its next attempt,
-    for the reason ``why``.
+    own is never replaced. With ``again``, the moment of its last record, that attempt is over for the reason
+    ``why``, and the job waits for the next one.
     """
     folders = request.folders()
     jobs = job_folder.open_jobs_folder(folders.jobs)
@@ -90,13 +90,20 @@ def _settle(jobs: Optional[int], known: Dict[str, Any], host: HostSnapshot) -> O
             reason = known["reason"][:LONGEST_REASON]
             ended = end_without_record(job_id, reason, killed=bool(known.get("killed")))
             job_folder.write_record(folder, ENDED, ended)
-        elif status.held is not None and status.ended is not None and known.get("again") == status.ended["ended_at"]:
+        elif status.held is not None and known.get("again") and known["again"] == _latest_moment(status):
             new_folder.begin_again(folder, job_id, known["reason"], str(known.get("why")))
         elif not is_over and status.held is not None and status.state == _QUEUED:
             _note(folder, status, known["reason"])
     finally:
         os.close(folder)
     return _describe(jobs, job_id, host)
+
+
+def _latest_moment(status: JobStatus) -> Optional[float]:
+    """Return when the job ended, else when it began; None if it has not begun."""
+    if status.ended is not None:
+        return float(status.ended["ended_at"])
+    return None if status.started is None else float(status.started["started_at"])
 
 
 def _note(folder: int, status: JobStatus, reason: str) -> None:

@@ -323,21 +323,24 @@ async def follow_server(
             async with news.watching(host), _asking_scheduler(context, server, remaining):
                 await _follow_once(context, server, remaining, noting_listener, logs=logs)
             problem = NoAnswerError(f"{server}: stopped sending before the jobs had ended", server=server)
-        except WaitsAgainError as again:
-            context.report(Notice(server, str(again)))
-            patience.restore()
-            continue
         except RemoteToolError as error:
             problem = error
+        if isinstance(problem, WaitsAgainError):
+            context.report(Notice(server, str(problem)))
+            continue
         if not is_interruption(problem):
             raise problem
         if ended >= {job.id for job in remaining}:
             return
-        if time.monotonic() - connected_at > WORKED_SECONDS:
-            patience.restore()
-        pause = patience.next_pause(problem)
-        news.interrupt(f"{problem}; trying again")
-        await asyncio.sleep(pause)
+        await _pause(problem, patience, news, has_worked=time.monotonic() - connected_at > WORKED_SECONDS)
+
+
+async def _pause(problem: RemoteToolError, patience: Patience, news: LinkNews, *, has_worked: bool) -> None:
+    if has_worked:
+        patience.restore()
+    pause = patience.next_pause(problem)
+    news.interrupt(f"{problem}; trying again")
+    await asyncio.sleep(pause)
 
 
 @asynccontextmanager

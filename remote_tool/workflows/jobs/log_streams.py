@@ -310,8 +310,7 @@ async def _take_status(context: Context, copy: _LogCopy, status: object, listene
     if may_begin_again(context.config, job):
         job = replace(await _ask_for_end(context, job), status_values=job.status_values)
         if not job.state.is_finished:
-            copy.problem = WaitsAgainError(f"job {copy.job.key} waits again: {job.reason}", server=job.server)
-            return
+            raise WaitsAgainError(f"job {copy.job.key} waits again: {job.reason}", server=job.server)
     if copy.with_output and len(remote.sizes) >= MOST_STREAMS:
         text = f"job {copy.job.key}: only {MOST_STREAMS} of its output files are pulled"
         context.report(Notice(copy.job.server, text))

@@ -131,7 +131,7 @@ class Verdict:
     Attributes:
         reason: What it waits for, or how it ended.
         end: ``killed`` or ``failed``; empty: it waits.
-        again: The moment of its recorded end, if that was none because Slurm begins it again.
+        again: When its last attempt ended, or began if it left no end, if Slurm begins it again.
     """
 
     reason: str
@@ -156,8 +156,9 @@ def judge(entry: Mapping[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Ve
         return _judge_ended(seen, batch)
     if batch.is_waiting:
         waits = {**seen, "started": None, "state": "queued", "reason": batch.describe()}
-        is_told = entry.get("state") != "queued" or entry["held"].get("reason") == batch.describe()
-        return waits, None if is_told else Verdict(batch.describe())
+        if entry.get("started"):
+            return waits, Verdict(batch.describe(), again=entry["started"].get("started_at"))
+        return waits, None if entry["held"].get("reason") == batch.describe() else Verdict(batch.describe())
     if not batch.is_over:
         state = "running" if entry.get("started") else "starting"
         return {**seen, "state": state, "reason": batch.describe()}, None

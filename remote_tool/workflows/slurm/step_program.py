@@ -85,7 +85,14 @@ def start(agent: str, request: dict[str, Any], job: dict[str, Any]) -> bool:
     """Have the agent start the job; return whether it is ours to stay for."""
     own = {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     job = {**job, "environment": {**own, **job["environment"]}}
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    folder = Path.home() / request["jobs_folder"] / job["id"]
+    reference = read_json(folder / "held.json").get("reference")
+    if reference and reference != own_reference():
+        sys.stderr.write(f"{job['id']}: Slurm job {reference} starts it\n")
+        return False
+    # Slurm may also begin a job again that its controller had forgotten to have begun.
+    has_begun = bool(reference) and (folder / "started.json").exists()
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or has_begun)
     fields = {**request["start"], "jobs": [job], "attempt": restarts + 1, "why": "requeued by Slurm"}
     answer = ask(agent, request, "start", fields)
     (entry,) = answer.get("jobs") or [{}]
@@ -93,6 +100,13 @@ def start(agent: str, request: dict[str, Any], job: dict[str, Any]) -> bool:
     if error:
         raise FailedError(error)
     return not entry.get("already")
+
+
+def own_reference() -> str:
+    """Return the id of this batch job, as its jobs know it."""
+    if "SLURM_ARRAY_TASK_ID" in os.environ:
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    return os.environ["SLURM_JOB_ID"]
 
 
 def stay(folder: Path) -> None:

@@ -14,6 +14,16 @@ from remote_tool.launchers.request import LaunchRequest
 
 STARTING = "starting"
 
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nnodes",
+        min=1,
+        metavar="N",
+        help="Use only the first N servers, or N nodes of a Slurm cluster; default: all servers, and nodes of slurm:.",
+    ),
+]
+
 
 def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
     *,
@@ -29,9 +39,7 @@ def helper_torch_launch(  # noqa: PLR0913 - one parameter per option
             "Default: as in the host list, else 1.",
         ),
     ] = None,
-    nnodes: Annotated[
-        int | None, typer.Option("--nnodes", min=1, metavar="N", help="Use only the first N servers; default: all.")
-    ] = None,
+    nnodes: Nodes = None,
     use_env: Annotated[
         bool, typer.Option("--use-env", help="For compatibility with labml_remote; torchrun always does this.")
     ] = False,
@@ -64,6 +72,7 @@ def helper_launch(
             help="Command for the shell; sees NODE_RANK, NNODES, MASTER_ADDR and MASTER_PORT.",
         ),
     ],
+    nnodes: Nodes = None,
     max_restarts: Annotated[
         int,
         typer.Option(
@@ -77,7 +86,7 @@ def helper_launch(
     """Start a command once on each server, for programs that start their own processes."""
     if max_restarts and not shown.follow:
         raise UsageError("--max-restarts needs --follow, as this command restarts the launch", hint="Add --follow")
-    request = start.request(LaunchRequest, command=cmd, max_restarts=max_restarts, launcher="shell")
+    request = start.request(LaunchRequest, command=cmd, max_restarts=max_restarts, launcher="shell", nnodes=nnodes)
     _launch(request, start, shown, connection)
 
 

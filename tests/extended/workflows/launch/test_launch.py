@@ -405,7 +405,7 @@ def take_ports(monkeypatch: pytest.MonkeyPatch, ports: ExitStack, option: str, t
             assert watch is not None
             match = re.search(r"--master-port (\d+)", specs[0].command)
             assert match is not None
-            taken.append(watch.port if option == "watch" else int(match[1]))
+            taken.append(int(watch.port) if option == "watch" else int(match[1]))
             # The connections that tested it may still be in TIME_WAIT.
             squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             squatter.bind(("0.0.0.0", taken[-1]))
@@ -444,7 +444,7 @@ def test_a_port_that_is_taken_again_and_again_is_given_up_and_one_that_the_user_
     trainer: Workspace, monkeypatch: pytest.MonkeyPatch, *, chosen: bool, launches: int
 ) -> None:
     port = trainer.plan_torch(LaunchRequest("ranks.py")).rendezvous.port
-    request = LaunchRequest("ranks.py", master_port=port if chosen else None)
+    request = LaunchRequest("ranks.py", master_port=int(port) if chosen else None)
     with ExitStack() as ports:
         taken = take_ports(monkeypatch, ports, "master", 9)
         followed = trainer.follow_launch(request, trainer.launch(request).jobs, lambda _chunk: None)
