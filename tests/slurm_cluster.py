@@ -149,6 +149,10 @@ class SlurmCluster:
         self._configure(node)
         self._start_munge(node)
         self.start_node(node)
+        while self.run("sinfo", "-h", "-n", node.name, "-p", "gpu", "-o", "%t").strip() != "idle":
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{node.name} does not come back: {self.logs()}")
+            time.sleep(0.2)
 
     def run(self, *words: str) -> str:
         """Run a command of Slurm on the login node."""

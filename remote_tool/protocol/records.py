@@ -123,7 +123,14 @@ _FIELDS: Dict[str, Dict[str, Callable[[object], bool]]] = {
     ENTRY: {"id": is_job_id, "ask": is_texts, "end": is_texts},
     STOP: {"id": is_job_id, "signal": is_signal, "grace": is_grace, "requested_at": is_number},
     WITHDRAW: {"id": is_job_id, "moved_to": is_text, "moved_as": is_job_id, "moved_copy": is_text},
-    HELD: {"id": is_job_id, "by": is_text, "reference": is_text, "reason": is_text, "attempts": _or_none(is_texts)},
+    HELD: {
+        "id": is_job_id,
+        "by": is_text,
+        "reference": is_text,
+        "reason": is_text,
+        "attempts": _or_none(is_texts),
+        "ending": _or_none(is_flag),
+    },
     ENDED: {
         **record_checks(ENDED),
         "id": is_job_id,

@@ -76,13 +76,16 @@ def test_a_slow_server_is_named_and_the_command_fails(desk_of_two: Desk) -> None
 
     def slow_down() -> None:
         # What is stopped most of the time has little of the processor. Before it connects, it loads torch.
+        goes_on = time.monotonic()
         while not is_over.wait(0.03):
             slowed = [pid for pid in ranks(desk_of_two, "second") if has_sockets(pid)]
-            for number, seconds in ((signal.SIGSTOP, 0.2), (signal.SIGCONT, 0.0)):
+            # To find them takes long on a busy machine, and they run meanwhile.
+            for number, seconds in ((signal.SIGSTOP, 6 * (time.monotonic() - goes_on)), (signal.SIGCONT, 0.0)):
                 for pid in slowed:
                     with suppress(ProcessLookupError):
                         os.kill(pid, number)
                 time.sleep(seconds)
+            goes_on = time.monotonic()
 
     thread = threading.Thread(target=slow_down)
     thread.start()

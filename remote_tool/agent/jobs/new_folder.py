@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TEMPORARY = ".starting-"
 _TEMPORARY_SECONDS = 3600.0
+# How an attempt ended of which nothing is known.
+BEGUN_AGAIN = "begun again"
 
 
 class NewFolder(NamedTuple):
@@ -105,7 +107,7 @@ def take_over(jobs: int, job: RequestedJob, why: str) -> Optional[Tuple[NewFolde
     Args:
         jobs: Descriptor of the folder of all jobs.
         job: The job.
-        why: Why it is started once more, such as ``requeued``; empty: it is started only if it never was.
+        why: Why it is started once more, such as ``requeued``; empty: it is started only if it has not ended.
 
     Returns:
         The folder, and the job with its earlier attempts.
@@ -119,8 +121,9 @@ def take_over(jobs: int, job: RequestedJob, why: str) -> Optional[Tuple[NewFolde
         if earlier is not None:
             reserve, locked = _reserve_again(folder)
             if reserve >= 0:
+                job = job._replace(earlier=earlier)
                 _renew(folder, job)
-                return NewFolder(folder, reserve, locked), job._replace(earlier=earlier)
+                return NewFolder(folder, reserve, locked), job
     except RecordError as error:
         _close(folder, reserve)
         raise OSError(errno.EINVAL, str(error)) from error
@@ -136,7 +139,7 @@ def begin_again(folder: int, job_id: str, reason: str, why: str) -> None:
     earlier = _earlier_attempts(folder, job_id, why)
     held = job_folder.read_record(folder, HELD, job_id)
     if earlier is not None and held is not None:
-        record = {**held, "reason": reason, "attempts": list(earlier)}
+        record = {**held, "reason": reason, "attempts": list(earlier), "ending": False}
         job_folder.write_record(folder, HELD, record, replace=True)
         for name in (STARTED, ENDED):
             job_folder.remove(folder, name)
@@ -147,13 +150,10 @@ def _earlier_attempts(folder: int, job_id: str, why: str) -> Optional[Tuple[str,
     started = job_folder.read_record(folder, STARTED, job_id)
     ended = job_folder.read_record(folder, ENDED, job_id)
     held = job_folder.read_record(folder, HELD, job_id) or {}
-    if job_folder.exists(folder, STOP) or (not why and (started or ended)):
-        return None
-    # Only the end of its supervisor from outside is no end of the job.
-    if ended is not None and not ended["killed"]:
+    if job_folder.exists(folder, STOP) or (ended is not None and not why):
         return None
     known = held.get("attempts") or ()
-    return (*known, *(() if started is None else (why,)))[-MOST_RETRIES:]
+    return (*known, *(() if started is None else (why or BEGUN_AGAIN,)))[-MOST_RETRIES:]
 
 
 def _reserve_again(folder: int) -> Tuple[int, bool]:
@@ -182,6 +182,10 @@ def _renew(folder: int, job: RequestedJob) -> None:
         job_folder.publish(folder, temporary, name, replace=True)
     for name in (STARTED, job_folder.BEGUN, setup_script.DONE):
         job_folder.remove(folder, name)
+    held = job_folder.read_record(folder, HELD, job.spec["id"])
+    if held is not None:
+        record = {**held, "attempts": list(job.earlier), "ending": False}
+        job_folder.write_record(folder, HELD, record, replace=True)
 
 
 def _move_into_place(jobs: int, temporary: str, job_id: str) -> None:

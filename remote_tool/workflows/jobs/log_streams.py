@@ -307,7 +307,7 @@ async def _take_status(context: Context, copy: _LogCopy, status: object, listene
     job = remote.job
     if job.id != copy.job.id:
         raise JobError(f"{copy.job.server}: answered about another job", server=copy.job.server)
-    if may_begin_again(context.config, job):
+    if isinstance(status, dict) and may_begin_again(context.config, job.server, status):
         job = replace(await _ask_for_end(context, job), status_values=job.status_values)
         if not job.state.is_finished:
             raise WaitsAgainError(f"job {copy.job.key} waits again: {job.reason}", server=job.server)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from remote_tool.config.model import Config
-    from remote_tool.jobs.job import Job
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool
 
@@ -69,9 +68,9 @@ def is_scheduled(config: Config, server: str) -> bool:
     return server in config.servers and config.servers[server].slurm is not None
 
 
-def may_begin_again(config: Config, job: Job) -> bool:
+def may_begin_again(config: Config, server: str, entry: Mapping[str, Any]) -> bool:
     """Return whether Slurm may begin a job again whose own record says that it has ended."""
-    return is_scheduled(config, job.server) and is_ended_from_outside(job.reason)
+    return is_scheduled(config, server) and bool(entry.get("ended")) and is_ended_from_outside(entry)
 
 
 def refuse_scheduled(config: Config, servers: Iterable[str], what: str, hint: str) -> None:

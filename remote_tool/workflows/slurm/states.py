@@ -165,21 +165,21 @@ def judge(entry: Mapping[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Ve
     return seen, Verdict(batch.describe_end(), "killed" if batch.was_killed else "failed")
 
 
-def is_ended_from_outside(reason: str) -> bool:
-    """Return whether a job's record says that its supervisor was told to end it, so that Slurm may begin it again."""
-    return BY_SIGNAL in reason
+def is_ended_from_outside(entry: Mapping[str, Any]) -> bool:
+    """Return whether Slurm told a job to end, so that it may begin it again, whatever the job's record says."""
+    held = entry.get("held")
+    return BY_SIGNAL in str(entry.get("reason")) or (isinstance(held, dict) and held.get("ending") is True)
 
 
 def _judge_ended(seen: dict[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Verdict | None]:
     """Return the answer about a job with a record of its end, which does not count if Slurm begins it again."""
-    reason = str(seen.get("reason") or "")
-    if not is_ended_from_outside(reason):
-        is_short_of_memory = batch.state == "OUT_OF_MEMORY" and seen["state"] == "failed"
-        full = f"{reason}; {batch.describe_end()}".lstrip("; ")
-        return ({**seen, "reason": full} if is_short_of_memory else seen), None
-    if batch.is_over:
-        return {**seen, "reason": batch.describe_end()}, None
-    if not batch.is_waiting:
+    if batch.is_waiting and seen.get("started"):
+        waits = {**seen, "ended": None, "started": None, "state": "queued", "reason": batch.describe()}
+        return waits, Verdict(batch.describe(), again=seen["ended"].get("ended_at"))
+    if is_ended_from_outside(seen) and not batch.is_over:
         return {**seen, "ended": None, "state": "running", "reason": f"{batch.describe()}; it is ending"}, None
-    waits = {**seen, "ended": None, "started": None, "state": "queued", "reason": batch.describe()}
-    return waits, Verdict(batch.describe(), again=seen["ended"].get("ended_at"))
+    if is_ended_from_outside(seen) or (batch.state == "OUT_OF_MEMORY" and seen["state"] == "failed"):
+        # The command may have ended before its supervisor knew why.
+        state = "killed" if batch.was_killed and seen["state"] == "failed" else seen["state"]
+        return {**seen, "state": state, "reason": batch.describe_end()}, None
+    return seen, None

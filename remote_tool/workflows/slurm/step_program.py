@@ -41,14 +41,24 @@ class FailedError(Exception):
 
 
 class Ending:
-    """When Slurm asked for the end, by SIGTERM."""
+    """Slurm's request to end, by SIGTERM: when it came, and the job that is to know of it."""
 
     at: float | None = None
+    folder: Path | None = None
+
+
+def note_ending(*_: object) -> None:
+    """Let the job's folder say that Slurm ends it, as it may begin it again, whatever the job makes of it."""
+    if Ending.at is None:
+        Ending.at = time.monotonic()
+        if Ending.folder is not None:
+            held = Ending.folder / "held.json"
+            write(held, {**read_json(held), "ending": True})
 
 
 def main() -> int:
     """Start the job of this task, stay until it has ended, and return its exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: setattr(Ending, "at", Ending.at or time.monotonic()))
+    signal.signal(signal.SIGTERM, note_ending)
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     request = json.loads(Path(JOBS).read_bytes())
     agent = find_agent(sys.argv[1])
@@ -64,8 +74,9 @@ def main() -> int:
     except FailedError as error:
         sys.stderr.write("{}: {}\n".format(job["id"], error))
         ask(agent, request, "settle", {"jobs": [{"id": job["id"], "reason": str(error), "failed": True}]})
-        return 1
+        return finish(request, folder)
     if started:
+        Ending.folder = folder
         stay(folder)
     return finish(request, folder)
 
@@ -90,9 +101,7 @@ def start(agent: str, request: dict[str, Any], job: dict[str, Any]) -> bool:
     if reference and reference != own_reference():
         sys.stderr.write(f"{job['id']}: Slurm job {reference} starts it\n")
         return False
-    # Slurm may also begin a job again that its controller had forgotten to have begun.
-    has_begun = bool(reference) and (folder / "started.json").exists()
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or has_begun)
+    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     fields = {**request["start"], "jobs": [job], "attempt": restarts + 1, "why": "requeued by Slurm"}
     answer = ask(agent, request, "start", fields)
     (entry,) = answer.get("jobs") or [{}]
@@ -158,7 +167,7 @@ def meet(agent: str, request: dict[str, Any], job: dict[str, Any], rank: int) ->
     """Find an address of the first node that every node reaches, and return the job with it."""
     count = len(request["jobs"])
     attempt = "meeting-{}-".format(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    write(attempt + f"node-{rank}", {"name": node_name()})
+    write(Path(attempt + f"node-{rank}"), {"name": node_name()})
     names = [wait_for(attempt + f"node-{each}", GATHER_SECONDS)["name"] for each in range(count)]
     with listening(agent, request, attempt, rank):
         listen = wait_for(attempt + "listen", CONNECT_SECONDS)
@@ -166,7 +175,7 @@ def meet(agent: str, request: dict[str, Any], job: dict[str, Any], rank: int) ->
         reached = ask(agent, request, "connect", {**listen["probe"], "timeout": 5.0})
         refuse(reached)
         routes = {each["address"]: each for each in reached["results"] if each.get("ok")}
-        write(attempt + f"reached-{rank}", {"addresses": sorted(routes)})
+        write(Path(attempt + f"reached-{rank}"), {"addresses": sorted(routes)})
         if rank == 0:
             choose(attempt, listen, names)
         chosen = wait_for(attempt + "chosen", CONNECT_SECONDS)
@@ -189,7 +198,7 @@ def listening(agent: str, request: dict[str, Any], attempt: str, rank: int) -> I
         answer = next(answers(process, nonce), {"error": "the first node cannot listen"})
         ports = [answer.get("port"), answer.get("watch_port")]
         probe = {"candidates": candidates(agent, request), "ports": ports, "secret": secret}
-        write(attempt + "listen", {"probe": probe, "error": answer.get("error")})
+        write(Path(attempt + "listen"), {"probe": probe, "error": answer.get("error")})
         try:
             yield
         finally:
@@ -203,7 +212,8 @@ def candidates(agent: str, request: dict[str, Any]) -> list[str]:
     with suppress(OSError):
         known = [each[4][0] for each in socket.getaddrinfo(node_name(), None, type=socket.SOCK_STREAM)]
         found = [*(each for each in known if each in found), *found]
-    return [each for each in dict.fromkeys(found) if not each.startswith("127.") and each != "::1"] or ["127.0.0.1"]
+    # Neither loopback nor an address that needs the name of an interface leads from another node to this one.
+    return [each for each in dict.fromkeys(found) if not each.startswith(("127.", "::1", "fe80:"))] or ["127.0.0.1"]
 
 
 def choose(attempt: str, listen: dict[str, Any], names: list[str]) -> None:
@@ -214,11 +224,11 @@ def choose(attempt: str, listen: dict[str, Any], names: list[str]) -> None:
     port, watch_port = listen["probe"]["ports"]
     for address in tried:
         if all(address in each for each in reached):
-            write(attempt + "chosen", {"address": address, "port": port, "watch_port": watch_port})
+            write(Path(attempt + "chosen"), {"address": address, "port": port, "watch_port": watch_port})
             return
     lost = [name for name, each in zip(names, reached, strict=False) if not each] or names[1:]
     text = "{} cannot reach {} at {}, port {}".format(", ".join(lost), names[0], ", ".join(tried), port)
-    write(attempt + "chosen", {"error": text})
+    write(Path(attempt + "chosen"), {"error": text})
 
 
 def placed(job: dict[str, Any], chosen: dict[str, Any], route: dict[str, Any]) -> dict[str, Any]:
@@ -341,11 +351,11 @@ def wait_for(name: str, seconds: float) -> dict[str, Any]:
     return dict(json.loads(Path(name).read_bytes()))
 
 
-def write(name: str, value: dict[str, Any]) -> None:
-    """Write a file as a whole, for the other nodes."""
-    new = Path(f".{name}-{os.urandom(4).hex()}")
+def write(path: Path, value: dict[str, Any]) -> None:
+    """Write a file as a whole, for others."""
+    new = path.with_name(f".{path.name}-{os.urandom(4).hex()}")
     new.write_text(json.dumps(value))
-    new.rename(name)
+    new.rename(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
