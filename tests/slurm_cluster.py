@@ -116,7 +116,9 @@ class SlurmCluster:
         return self.run("squeue", "-h", "-r", "-o", "%i %T").splitlines()
 
     def empty(self) -> None:
-        """End all batch jobs, and wait until the nodes are idle."""
+        """End all batch jobs, and wait until the nodes are idle; a controller that has crashed is started again."""
+        if "DOWN" in self.run("scontrol", "ping"):
+            self.start_controller()
         self.run("scancel", "--user=root")
         self.wait_until_idle()
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TEMPORARY = ".starting-"
 _TEMPORARY_SECONDS = 3600.0
+# What the scripts of an MPI launch write, see remote_tool.launchers.mpi.
+_OF_MPI = "mpi-"
 # How an attempt ended of which nothing is known.
 BEGUN_AGAIN = "begun again"
 
@@ -180,7 +182,9 @@ def _renew(folder: int, job: RequestedJob) -> None:
         temporary = f".{name}.{os.urandom(8).hex()}"
         job_folder.write_file(folder, temporary, data)
         job_folder.publish(folder, temporary, name, replace=True)
-    for name in (STARTED, job_folder.BEGUN, setup_script.DONE):
+    # What an earlier attempt has left would count for this one.
+    left = [name for name in os.listdir(folder) if name.startswith(_OF_MPI)]
+    for name in (STARTED, job_folder.BEGUN, setup_script.DONE, *left):
         job_folder.remove(folder, name)
     held = job_folder.read_record(folder, HELD, job.spec["id"])
     if held is not None:

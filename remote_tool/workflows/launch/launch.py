@@ -109,7 +109,8 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
         )
         for spec in make_specs(plan, request)
     ]
-    if launcher.first_node is None:
+    # In Slurm, the nodes ask the first one themselves.
+    if launcher.first_node is None or allocation.login_node(context.config, servers):
         started = await start_specs(context, specs)
     else:
         started = await _start_first_node_first(context, launcher.first_node, request, plan, specs)

@@ -36,9 +36,6 @@ def login_node(config: Config, servers: Sequence[str]) -> str:
 
 def refuse_options(server: str, request: LaunchRequest) -> None:
     """Refuse options of a launch that have no meaning in Slurm."""
-    if request.launcher == "mpi":
-        hint = "helper-launch starts any command once per node, such as one with srun or mpiexec in it"
-        raise UsageError(f"helper-mpi-launch cannot be used on {server}, where Slurm starts the jobs", hint=hint)
     given = {"--wait": request.wait, "--devices": request.devices}
     for option in [option for option, is_given in given.items() if is_given]:
         raise UsageError(f"{option} cannot be used on {server}, where Slurm starts the jobs", hint="Slurm waits itself")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 JOBS, SCRIPTS = "jobs.json", "../.."
 # In commands and variables, these stand for what is known only on the node.
 ADDRESS, PORT, OWN, INTERFACE = "@slurm-address@", "@slurm-port@", "@slurm-own-address@", "@slurm-interface@"
+# The proxy of MPICH without its options, see remote_tool.launchers.mpi.
+PROXY = "hydra_pmi_proxy '…'"
+PLAIN = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
 # Of Slurm's own variables, those that programs ask for and torchrun does not take for its own.
 KEPT = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT")
 # Until all nodes are there, and until they have tried to reach the first.
@@ -69,7 +73,7 @@ def main() -> int:
     folder = Path.home() / request["jobs_folder"] / job["id"]
     try:
         if request["meets"]:
-            job = meet(agent, request, job, number)
+            job = with_proxy(agent, request, meet(agent, request, job, number), number)
         started = start(agent, request, job)
     except FailedError as error:
         sys.stderr.write("{}: {}\n".format(job["id"], error))
@@ -255,6 +259,19 @@ def placed(job: dict[str, Any], chosen: dict[str, Any], route: dict[str, Any]) -
         own = {"servers": chosen["names"], "address": address, "port": chosen["watch_port"]}
         job["watch"] = {**job["watch"], **own}
     return job
+
+
+def with_proxy(agent: str, request: dict[str, Any], job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Return a job of mpiexec with the options for its proxy, which the mpiexec of the first node prints."""
+    if PROXY not in job["command"]:
+        return job
+    answer = ask(agent, request, "proxies", {"id": request["jobs"][0]["id"]})
+    refuse(answer)
+    lines = answer.get("proxies") or []
+    words = lines[rank - 1].split()[1:] if len(lines) >= rank else []
+    if not words or not all(PLAIN.fullmatch(word) for word in words):
+        raise FailedError("the mpiexec of the first node printed no command for this one; it has to be that of MPICH")
+    return {**job, "command": job["command"].replace(PROXY, " ".join([PROXY.split()[0], *words]))}
 
 
 def refuse(answer: dict[str, Any]) -> None:

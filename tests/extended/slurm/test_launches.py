@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,6 +59,17 @@ def test_the_nodes_find_their_address_and_the_configuration_their_number(cluster
     assert [line[7] for line in lines] == ["eth0", "eth0"]
 
 
+@pytest.mark.row(334)
+@pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="needs MPICH")
+def test_mpi_has_all_ranks_in_one_world(cluster: SlurmCluster, desk: Desk) -> None:
+    command = "echo rank $PMI_RANK of $PMI_SIZE on $(hostname)"
+    ran = desk.tries("helper-mpi-launch", "--nnodes", "2", "--ppn", "2", "--follow", "--cmd", command)
+    assert ran.returncode == 0, ran.stderr
+    ranks = sorted(line.partition("| ")[2] for line in ran.stdout.splitlines())
+    assert ranks == [f"rank {rank} of 4 on n{1 + rank // 2}" for rank in range(4)]
+    gives_back(cluster)
+
+
 @pytest.mark.row(335)
 def test_a_failed_node_ends_the_launch_and_is_named(cluster: SlurmCluster, desk: Desk) -> None:
     command = 'if [ "$NODE_RANK" = 1 ]; then sleep 2; exit 9; else exec sleep 1000; fi'
@@ -103,7 +115,6 @@ def test_a_launch_whose_nodes_cannot_reach_each_other_says_so(cluster: SlurmClus
 
 @pytest.mark.row(332)
 def test_what_a_launch_in_slurm_cannot_do_is_refused(cluster: SlurmCluster, desk: Desk) -> None:
-    assert "helper-mpi-launch cannot be used on login" in desk.refuses("helper-mpi-launch", "--cmd", "true", status=2)
     assert "--wait cannot be used" in desk.refuses("helper-launch", "--gpus", "1", "--wait", "--cmd", "true", status=2)
     servers = desk.settings()["servers"]
     servers["other"] = {**servers["login"], "hostname": "10.0.0.9"}
