@@ -36,6 +36,7 @@ ELSEWHERE = {
     "servers": "every test",
     "hostname": "every test",
     "localhost": "test_this_machine",
+    "slurm": "tests/extended/slurm",
 }
 EFFECTS: dict[str, Callable[[Desk], None]] = {}
 

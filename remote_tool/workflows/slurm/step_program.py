@@ -271,7 +271,7 @@ def with_proxy(agent: str, request: dict[str, Any], job: dict[str, Any], rank: i
     words = lines[rank - 1].split()[1:] if len(lines) >= rank else []
     if not words or not all(PLAIN.fullmatch(word) for word in words):
         raise FailedError("the mpiexec of the first node printed no command for this one; it has to be that of MPICH")
-    return {**job, "command": job["command"].replace(PROXY, " ".join([PROXY.split()[0], *words]))}
+    return {**job, "command": job["command"].replace(PROXY, " ".join([PROXY.partition(" ")[0], *words]))}
 
 
 def refuse(answer: dict[str, Any]) -> None:

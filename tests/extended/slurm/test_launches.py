@@ -62,8 +62,9 @@ def test_the_nodes_find_their_address_and_the_configuration_their_number(cluster
 @pytest.mark.row(334)
 @pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="needs MPICH")
 def test_mpi_has_all_ranks_in_one_world(cluster: SlurmCluster, desk: Desk) -> None:
+    put_slurm(desk, partition="gpu", nodes=2)
     command = "echo rank $PMI_RANK of $PMI_SIZE on $(hostname)"
-    ran = desk.tries("helper-mpi-launch", "--nnodes", "2", "--ppn", "2", "--follow", "--cmd", command)
+    ran = desk.tries("helper-mpi-launch", "--ppn", "2", "--follow", "--cmd", command)
     assert ran.returncode == 0, ran.stderr
     ranks = sorted(line.partition("| ")[2] for line in ran.stdout.splitlines())
     assert ranks == [f"rank {rank} of 4 on n{1 + rank // 2}" for rank in range(4)]

@@ -113,7 +113,6 @@ def helper_mpi_launch(
             help="Ranks per server; auto: one per GPU, or 1 without GPUs. Default: as in the host list, else 1.",
         ),
     ] = None,
-    nnodes: Nodes = None,
     start: LaunchFlags,
     shown: PlannedOrShown,
     connection: ConnectionFlags,
@@ -124,7 +123,6 @@ def helper_mpi_launch(
         command=_mpi_program(cmd, module),
         nproc_per_node=read_processes(nproc_per_node),
         launcher="mpi",
-        nnodes=nnodes,
     )
     workspace, answer = start_or_plan(
         connection.console(STARTING),
