@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import UsageError
 from remote_tool.workflows.agent_client import call_until_answered
-from remote_tool.workflows.slurm.states import is_ended_from_outside
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,7 +69,11 @@ def is_scheduled(config: Config, server: str) -> bool:
 
 def may_begin_again(config: Config, server: str, entry: Mapping[str, Any]) -> bool:
     """Return whether Slurm may begin a job again whose own record says that it has ended."""
-    return is_scheduled(config, server) and bool(entry.get("ended")) and is_ended_from_outside(entry)
+    if not is_scheduled(config, server) or not entry.get("ended"):
+        return False
+    from remote_tool.workflows.slurm.states import is_ended_from_outside  # noqa: PLC0415 - few servers have Slurm
+
+    return is_ended_from_outside(entry)
 
 
 def refuse_scheduled(config: Config, servers: Iterable[str], what: str, hint: str) -> None:

@@ -112,7 +112,7 @@ def test_help_of_a_command_does_not_load_the_ssh_library(tmp_path: Path, module:
         (("run", "--cmd", "true"), {"jobs.run", "jobs.bare_run"}),
         (
             ("job-list",),
-            {"jobs.listing", "jobs.log_streams", "home_groups"}
+            {"jobs.listing", "jobs.log_streams", "home_groups", "slurm.scheduler"}
             | {"status.query", "status.refresh", "status.link_news", "status.clock_skew", "status.pending_stops"},
         ),
         (
