@@ -243,7 +243,7 @@ async def make_plan(
     """Have every server connect to the first, then plan."""
     if allocation.login_node(context.config, [node.server for node in facts]):
         facts = allocation.node_facts(context.config, request, facts[0])
-        rendezvous = allocation.rendezvous(facts)
+        rendezvous = allocation.rendezvous(facts, request.master_port)
     else:
         rendezvous = await find_rendezvous(context, request, facts)
     launcher.check(facts)

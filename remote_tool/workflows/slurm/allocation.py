@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from remote_tool.errors import UsageError
 from remote_tool.launchers.plan import Rendezvous, Route
-from remote_tool.workflows.slurm.step_program import ADDRESS, INTERFACE, OWN, PORT
+from remote_tool.workflows.slurm.step_program import ADDRESS, INTERFACE, OWN, PORT, chosen_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +59,15 @@ def node_facts(config: Config, request: LaunchRequest, login: NodeFacts) -> list
     ]
 
 
-def rendezvous(facts: Sequence[NodeFacts]) -> Rendezvous:
-    """Return a rendezvous of names, in whose places the nodes put the address that they all have reached."""
-    return Rendezvous(ADDRESS, PORT, {node.server: Route(OWN, INTERFACE) for node in facts}, watch_port=PORT)
+def rendezvous(facts: Sequence[NodeFacts], port: int | None) -> Rendezvous:
+    """Return a rendezvous of names, in whose places the nodes put the address that they all have reached.
+
+    Args:
+        facts: The nodes.
+        port: The port that the user chose on the first one; None: a free one.
+    """
+    routes = {node.server: Route(OWN, INTERFACE) for node in facts}
+    return Rendezvous(ADDRESS, PORT if port is None else chosen_port(port), routes, watch_port=PORT)
 
 
 def server_of(node: str) -> str:

@@ -7,8 +7,9 @@ import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
+from remote_tool.protocol.records import is_grace
 from remote_tool.workflows.agent_client import call_until_answered
-from remote_tool.workflows.slurm.look import FIND_PROGRAMS, SECONDS, read_queue
+from remote_tool.workflows.slurm.look import FIND_PROGRAMS, SECONDS, held_entries, read_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +58,7 @@ async def stop(pool: HostPool, config: Config, server: str, request: Mapping[str
 async def _ask(pool: HostPool, config: Config, server: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     request = {"ids": list(ids), "skip": [], "known": [], "ended": None}
     answer = await call_until_answered(pool, config, server, "status", request)
-    return {str(entry.get("id")): entry for entry in answer.get("jobs") or () if isinstance(entry, dict)}
+    return {str(entry.get("id")): entry for entry in held_entries(answer)}
 
 
 async def _wait_for_ends(
@@ -80,7 +81,8 @@ def _longest_grace(request: Mapping[str, Any], entries: Iterable[Mapping[str, An
         return 0.0
     if request.get("grace") is not None:
         return float(request["grace"])
-    return max((float((entry.get("spec") or {}).get("grace") or 0) for entry in entries), default=USUAL_GRACE)
+    known = [entry["spec"].get("grace") for entry in entries]
+    return max((float(grace) for grace in known if is_grace(grace)), default=USUAL_GRACE)
 
 
 def _reference(entry: Mapping[str, Any]) -> str:

@@ -46,7 +46,7 @@ async def status(pool: HostPool, config: Config, server: str, request: Mapping[s
     """Answer op ``status``: what the agent says, with what Slurm says about jobs that have not ended."""
     host = await pool.host(server)
     answer, queue = await asyncio.gather(call_until_answered(pool, config, server, "status", request), read_queue(host))
-    entries = [entry for entry in _entries(answer) if _is_held(entry)]
+    entries = held_entries(answer)
     if not entries:
         return {**answer}
     if queue.problem:
@@ -59,7 +59,7 @@ async def status(pool: HostPool, config: Config, server: str, request: Mapping[s
     if verdicts:
         asked = {"jobs": [verdict.as_request(job_id) for job_id, verdict in verdicts.items()]}
         settled = await call_until_answered(pool, config, server, "settle", asked)
-        again, _ = judge_all([entry for entry in _entries(settled) if _is_held(entry)], queue)
+        again, _ = judge_all(held_entries(settled), queue)
         judged |= again
     return {**answer, "jobs": [judged.get(str(entry.get("id")), entry) for entry in _entries(answer)]}
 
@@ -86,7 +86,7 @@ def _verdict_without(entry: Mapping[str, Any]) -> Verdict | None:
     reference = entry["held"].get("reference")
     if reference:
         return Verdict(f"Slurm no longer knows its job {reference}, and it left no record of its end", "failed")
-    received_at = (entry.get("spec") or {}).get("received_at")
+    received_at = entry["spec"].get("received_at")
     is_old = isinstance(received_at, (int, float)) and time.time() - received_at > SUBMISSION_SECONDS
     return Verdict("it was never submitted to Slurm", "failed") if is_old else None
 
@@ -133,6 +133,13 @@ def _entries(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
+def held_entries(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the answers about jobs that Slurm starts; what is malformed is left to the parser of all answers."""
+    return [entry for entry in _entries(answer) if _is_held(entry)]
+
+
 def _is_held(entry: Mapping[str, Any]) -> bool:
-    held = entry.get("held")
-    return isinstance(held, dict) and held.get("by") == BY
+    held, spec = entry.get("held"), entry.get("spec")
+    records = [entry.get("started"), entry.get("ended")]
+    is_well_formed = all(record is None or isinstance(record, dict) for record in records) and isinstance(spec, dict)
+    return is_well_formed and isinstance(held, dict) and held.get("by") == BY and isinstance(entry.get("state"), str)

@@ -49,14 +49,15 @@ async def hosts_of_jobs(
     host = await pool.host(server)
     if not is_scheduled(config, server):
         return [(host, list(ids))]
-    from remote_tool.workflows.slurm.nodes import NodeHost  # noqa: PLC0415 - few servers have Slurm
+    from remote_tool.workflows.slurm.look import held_entries  # noqa: PLC0415 - few servers have Slurm
+    from remote_tool.workflows.slurm.nodes import NodeHost  # noqa: PLC0415
 
     request = {"ids": list(ids), "skip": [], "known": [], "ended": None}
     answer = await call_until_answered(pool, config, server, "status", request)
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for entry in answer.get("jobs") or ():
-        reference = str((entry.get("held") or {}).get("reference") or "")
-        node = str(((entry.get("started") or {}).get("place") or {}).get("hostname") or "")
+    for entry in held_entries(answer):
+        reference, place = str(entry["held"].get("reference")), (entry.get("started") or {}).get("place")
+        node = str(place.get("hostname")) if isinstance(place, dict) else ""
         is_there = _REFERENCE.fullmatch(reference) and _NODE.fullmatch(node) and not entry.get("ended")
         nodes[(reference, node) if is_there else ("", "")].append(str(entry.get("id")))
     return [(NodeHost(host, *place) if place[0] else host, jobs) for place, jobs in nodes.items()]

@@ -40,6 +40,10 @@ RECORD_SECONDS, USUAL_KILL_WAIT = 8.0, 30.0
 SUBREAPER = 36
 
 
+# With a number in it, the port is chosen by the user.
+PORT_FORM = re.compile(PORT.replace("port", r"port(?:-(\d{1,5}))?"))
+
+
 class FailedError(Exception):
     """The job cannot start; the message says why."""
 
@@ -83,6 +87,11 @@ def main() -> int:
         Ending.folder = folder
         stay(folder)
     return finish(request, folder)
+
+
+def chosen_port(port: int) -> str:
+    """Return what stands for a port that the user chose."""
+    return PORT.replace("port", f"port-{port}")
 
 
 def find_agent(name: str) -> str:
@@ -197,7 +206,7 @@ def listening(agent: str, request: dict[str, Any], attempt: str, rank: int) -> I
     secret, nonce = os.urandom(16).hex(), os.urandom(16).hex()
     with begin(agent) as process:
         assert process.stdin is not None
-        process.stdin.write(line_of(request, "listen", {"port": request["port"] or 0, "secret": secret}, nonce))
+        process.stdin.write(line_of(request, "listen", {"port": request["port"], "secret": secret}, nonce))
         process.stdin.flush()
         answer = next(answers(process, nonce), {"error": "the first node cannot listen"})
         ports = [answer.get("port"), answer.get("watch_port")]
@@ -242,7 +251,6 @@ def placed(job: dict[str, Any], chosen: dict[str, Any], route: dict[str, Any]) -
     values = {
         ADDRESS + ":": bracketed + ":",
         ADDRESS: address,
-        PORT: str(chosen["port"]),
         OWN: route.get("local_address") or address,
         INTERFACE: interface,
     }
@@ -250,7 +258,7 @@ def placed(job: dict[str, Any], chosen: dict[str, Any], route: dict[str, Any]) -
     def replaced(text: str) -> str:
         for name, value in values.items():
             text = text.replace(name, value)
-        return text
+        return PORT_FORM.sub(str(chosen["port"]), text)
 
     variables = job["environment"].items()
     environment = {name: replaced(value) for name, value in variables if value != INTERFACE or interface}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import JobError, RemoteCommandError
+from remote_tool.errors import ConnectionLostError, JobError, RemoteCommandError
 from remote_tool.paths import shell_path
 from remote_tool.redaction import redact
-from remote_tool.workflows.agent_client import NoAnswerError, call_until_answered
+from remote_tool.workflows.agent_client import PAUSES, NoAnswerError, call_until_answered
 from remote_tool.workflows.agent_program import source_archive
 from remote_tool.workflows.slurm import step_program, submit_program
 from remote_tool.workflows.slurm.states import BY
-from remote_tool.workflows.slurm.step_program import PORT
+from remote_tool.workflows.slurm.step_program import PORT_FORM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,10 +45,13 @@ async def start(pool: HostPool, config: Config, server: str, request: Mapping[st
     folders = [{**job, "watch": None} for job in asked]
     answer = await call_until_answered(pool, config, server, "hold", {**request, "jobs": folders, "by": BY})
     entries = {str(entry.get("id")): entry for entry in answer.get("jobs") or () if isinstance(entry, dict)}
-    ready = [job for job in asked if _is_to_submit(entries.get(job["id"]))]
+    ready = [job for job in asked if _may_begin(entries.get(job["id"]))]
     for batch in _batches(ready):
+        # Of a submission that was cut off, some jobs may not know yet that it succeeded.
+        if all(_has_reference(entries[job["id"]]) for job in batch):
+            continue
         try:
-            reference = await _submit(await pool.host(server), config, slurm, batch, request)
+            reference = await _submit_until_answered(pool, config, server, _submission(config, slurm, batch, request))
         except JobError as error:
             if isinstance(error, NoAnswerError):
                 raise
@@ -68,11 +72,13 @@ def _as_held(server: str, job: Mapping[str, Any]) -> dict[str, Any]:
     return {**job, "held_by": BY, "on_empty": None}
 
 
-def _is_to_submit(entry: Mapping[str, Any] | None) -> bool:
-    if entry is None or entry.get("error") or entry.get("ended"):
-        return False
-    held = entry.get("held") or {}
-    return not held.get("reference")
+def _may_begin(entry: Mapping[str, Any] | None) -> bool:
+    return entry is not None and not entry.get("error") and not entry.get("ended")
+
+
+def _has_reference(entry: Mapping[str, Any]) -> bool:
+    held = entry.get("held")
+    return isinstance(held, dict) and bool(held.get("reference"))
 
 
 def _batches(jobs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -90,18 +96,20 @@ def _batches(jobs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _meets(job: Mapping[str, Any]) -> bool:
     """Return whether a job is a node of a launch, which needs an address of the first one."""
-    return bool(job.get("watch")) or PORT in job["command"] or PORT in job["environment"].values()
+    return bool(job.get("watch")) or _port_of(job) is not None
 
 
-async def _submit(
-    host: Host, config: Config, slurm: Slurm, jobs: Sequence[dict[str, Any]], request: Mapping[str, Any]
-) -> str:
-    """Submit one batch job, and return its id.
+def _port_of(job: Mapping[str, Any]) -> int | None:
+    """Return the port that a node of a launch needs on the first one, 0 for a free one; None if it needs none."""
+    texts = (job["command"], *job["environment"].values())
+    found = next((match for match in map(PORT_FORM.search, texts) if match), None)
+    return None if found is None else int(found[1] or 0)
 
-    Raises:
-        JobError: Slurm refuses it.
-        NoAnswerError: Whether it was submitted is unknown.
-    """
+
+def _submission(
+    config: Config, slurm: Slurm, jobs: Sequence[dict[str, Any]], request: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the request for the program that submits one batch job."""
     first = jobs[0]
     meets = _meets(first)
     array = "" if meets else _array(jobs)
@@ -118,9 +126,9 @@ async def _submit(
         "folders": folders,
         "start": {key: request[key] for key in _KEPT if key in request},
         "meets": meets,
-        "port": first.get("master_port"),
+        "port": _port_of(first) or 0,
     }
-    submission = {
+    return {
         "name": first["id"],
         "words": [*words, f"--job-name={name}", f"--comment={first['id']}"],
         "array": array,
@@ -132,7 +140,22 @@ async def _submit(
         "step": inspect.getsource(step_program),
         "agent": f"supervisor-{source_archive()[0]}",
     }
-    return _reference(host.name, await _run_program(host, config, submission))
+
+
+async def _submit_until_answered(pool: HostPool, config: Config, server: str, submission: Mapping[str, Any]) -> str:
+    """Submit a batch job, and return its id; if the connection is lost, try again, as nothing is submitted twice.
+
+    Raises:
+        JobError: Slurm refuses it.
+        NoAnswerError: Whether it was submitted is unknown.
+        ConnectError: The connection stays lost.
+    """
+    for pause in PAUSES:
+        try:
+            return _reference(server, await _run_program(await pool.host(server), config, submission))
+        except ConnectionLostError:
+            await asyncio.sleep(pause)
+    return _reference(server, await _run_program(await pool.host(server), config, submission))
 
 
 def _array(jobs: Sequence[Mapping[str, Any]]) -> str:
