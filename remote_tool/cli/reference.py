@@ -114,10 +114,10 @@ OF_A_JOB
 - `bandwidth`: `{"links": [{"from", "to", "gbit_per_second", "round_trip_ms", "interface", "to_interface", "address",
   "method", "error"}], "errors": […]}`; values that were not measured are null.
 - `gpus`, for each server: `"server", "gpus", "queue", "problem", "notes", "partitions"`. A GPU: `"index", "uuid",
-  "name", "state", "memory_used", "memory_total", "load", "lease", "processes", "is_ours"`; the state is `free`, `leased`
-  or `used`, and `is_ours` is false for one that `devices:` leaves out. A lease: `"user", "job", "name", "since"`; a
-  process: `"pid", "memory", "user", "job"`; a job in the queue: `"job", "user", "gpus"`. `problem` says why its GPUs are
-  unknown. `partitions` says in words what is free in each partition of a Slurm cluster.
+  "name", "state", "memory_used", "memory_total", "load", "lease", "processes", "is_ours"`; the state is `free`,
+  `leased` or `used`, and `is_ours` is false for one that `devices:` leaves out. A lease: `"user", "job", "name",
+  "since"`; a process: `"pid", "memory", "user", "job"`; a job in the queue: `"job", "user", "gpus"`. `problem` says
+  why its GPUs are unknown. `partitions` says in words what is free in each partition of a Slurm cluster.
 - `forward`: `{"forwards": [{"server", "reverse", "listen", "port", "target"}], "errors": []}`, printed when all servers
   have answered; `port` is null for a Unix socket.
 - `connections`, `disconnect`: `{"connections": [{"server", "address", "username", "since", "sessions", "pid"}],

@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[str, str, dict[str, object] | None]] = {
             links=[keys("from to gbit_per_second round_trip_ms interface to_interface address method error")],
         ),
     ),
-    "gpus": ("", "first: no GPUs", servers("server gpus queue problem notes")),
+    "gpus": ("", "first: no GPUs", servers("server gpus queue problem notes partitions")),
     "ssh-config": ("", "(?s)Host first\n.*HostName", None),
     "run": ("--server first --cmd hello.py", "^hello$", servers("server exit_code stdout stderr")),
     "shell": ("--server first -- python hello.py", "^hello$", None),
