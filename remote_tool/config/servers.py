@@ -246,6 +246,10 @@ def _server(name: str, place: ConfigNode, project: ProjectParts) -> Server | Non
         place.must_be("a mapping, such as {hostname: 10.0.0.5}")
         return None
     values = place.entries(keys_of(Server))
+    for name_of_key, found in place.pairs():
+        if name_of_key == "slurm" and found.is_blank:
+            # Without it, jobs would run on the login node.
+            found.refuse("must be a mapping, such as {partition: gpu}, or {} for what the cluster has by default")
     if "localhost" in values and yes_or_no(values["localhost"], project):
         return _this_machine(name, values, project)
     if "hostname" not in values:

@@ -21,7 +21,8 @@ _OURS = {
     **dict.fromkeys(("wrap", "wait", "parsable", "test-only", "quiet", "verbose"), "remote-tool"),
 }
 _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task")
-MOST_NODES = 1024
+# A launch is one request; beyond these, it would be split.
+MOST_NODES = 128
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def read_slurm(place: ConfigNode, _project: ProjectParts) -> Slurm | None:
             found.refuse(f"the name must be {forms.SBATCH_OPTION.expected}")
         elif name == "nodes":
             nodes = int(found.text(forms.NODES) or 1)
+            if nodes > MOST_NODES:
+                found.refuse(f"must be at most {MOST_NODES}, found {nodes}")
         elif text := found.text(forms.SBATCH_VALUE):
             options[name] = text
     return Slurm(options, nodes)

@@ -61,7 +61,7 @@ def make_folder(jobs: int, job: RequestedJob, held_by: str = "") -> Optional[New
         reserve = job_folder.create_file(folder, job_folder.RESERVE)
         locked = _lock(reserve)
         if held_by:
-            held = {"id": job_id, "by": held_by, "reference": "", "reason": ""}
+            held = {"id": job_id, "by": held_by, "reference": "", "reason": "it is being submitted"}
             job_folder.write_file(folder, HELD, encode_record(held))
         _fill_folder(folder, reserve, job)
         _move_into_place(jobs, temporary, job_id)

@@ -161,7 +161,8 @@ class JobStop:
         """
         self._write_request(self._grace(job_status))
         if not job_folder.exists(self._folder, STARTED):
-            ended = end_without_record(self._job_id, "it was killed before it began", killed=True)
+            again = " again" if (job_status.held or {}).get("attempts") else ""
+            ended = end_without_record(self._job_id, f"it was killed before it began{again}", killed=True)
             job_folder.write_record(self._folder, ENDED, ended)
         job_status = self._judge()
         self.answer["state"], self.answer["ended"] = job_status.state, job_status.ended

@@ -15,7 +15,7 @@ from remote_tool.workflows.fan_out.plan import ServerSlots
 from remote_tool.workflows.fan_out.request import MOST_SLOTS
 from remote_tool.workflows.launch.launch import find_script
 from remote_tool.workflows.launch.node_facts import chosen_devices
-from remote_tool.workflows.slurm.scheduler import is_scheduled
+from remote_tool.workflows.slurm.scheduler import is_scheduled, refuse_options
 from remote_tool.workflows.start.free_gpus import ask_server
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ async def ask_slots(
 
     async def ask(server: str) -> ServerSlots:
         if is_scheduled(context.config, server):
+            given = {"--devices": request.devices, "--priority": request.priority, "--backfill": request.backfill}
+            refuse_options(context.config, [server], given)
             return ServerSlots(server, listed=in_slurm, place=server, is_scheduled=True)
         host = await context.pool.host(server)
         entry = context.config.entry_of(server)

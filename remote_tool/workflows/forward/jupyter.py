@@ -113,7 +113,7 @@ async def jupyter(context: Context, request: JupyterRequest, on_open: Callable[[
     """
     server = choose_one_server(context.config, request.servers, "Jupyter Lab", "jupyter")
     refuse_scheduled(
-        context.config, [server], "jupyter", "remote-tool run --cmd 'srun hostname' runs a command on a node"
+        context.config, [server], "jupyter", "remote-tool shell --cmd 'srun --pty bash' opens a shell on a node"
     )
     found = await _find(context, server)
     job = found or await _start(context, server, request)

@@ -30,6 +30,7 @@ from remote_tool.workflows.launch.node_facts import ask_facts
 from remote_tool.workflows.launch.rendezvous import find_rendezvous
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
 from remote_tool.workflows.slurm import allocation
+from remote_tool.workflows.slurm.scheduler import refuse_options
 from remote_tool.workflows.start.free_gpus import ask_free_gpus
 from remote_tool.workflows.start.send import bring_files, complete, freeze, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
@@ -216,7 +217,7 @@ def _choose_nodes(context: Context, request: LaunchRequest) -> tuple[str, ...]:
     """
     servers = choose_servers(context.config, request.servers)
     if login := allocation.login_node(context.config, servers):
-        allocation.refuse_options(login, request)
+        refuse_options(context.config, [login], {"--devices": request.devices, "--wait": request.wait})
         return (login,)
     if request.nnodes is not None and request.nnodes > len(servers):
         raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from remote_tool.config.slurm import MOST_NODES
 from remote_tool.errors import UsageError
 from remote_tool.launchers.plan import Rendezvous, Route
 from remote_tool.workflows.slurm.step_program import ADDRESS, INTERFACE, OWN, PORT, chosen_port
@@ -29,22 +30,22 @@ def login_node(config: Config, servers: Sequence[str]) -> str:
     if with_slurm and len(set(servers)) > 1:
         raise UsageError(
             f"A launch runs inside one Slurm cluster, so {with_slurm[0]} takes part alone",
-            hint=f"--server {with_slurm[0]} --nnodes N",
+            hint=f"--server {with_slurm[0]}",
         )
     return with_slurm[0] if with_slurm else ""
 
 
-def refuse_options(server: str, request: LaunchRequest) -> None:
-    """Refuse options of a launch that have no meaning in Slurm."""
-    given = {"--wait": request.wait, "--devices": request.devices}
-    for option in [option for option, is_given in given.items() if is_given]:
-        raise UsageError(f"{option} cannot be used on {server}, where Slurm starts the jobs", hint="Slurm waits itself")
-
-
 def node_facts(config: Config, request: LaunchRequest, login: NodeFacts) -> list[NodeFacts]:
-    """Return the facts of the nodes: the environment of the login node, and what Slurm is asked for."""
+    """Return the facts of the nodes: the environment of the login node, and what Slurm is asked for.
+
+    Raises:
+        UsageError: They are more than fit into one request.
+    """
     slurm = config.servers[login.server].slurm
     assert slurm is not None
+    count = request.nnodes or slurm.nodes
+    if count > MOST_NODES:
+        raise UsageError(f"A launch in Slurm can have at most {MOST_NODES} nodes, found {count}", hint="--nnodes N")
     return [
         replace(
             login,
@@ -55,7 +56,7 @@ def node_facts(config: Config, request: LaunchRequest, login: NodeFacts) -> list
             addresses=(),
             devices=(),
         )
-        for rank in range(request.nnodes or slurm.nodes)
+        for rank in range(count)
     ]
 
 

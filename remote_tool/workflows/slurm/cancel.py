@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.protocol.records import is_grace
 from remote_tool.workflows.agent_client import call_until_answered
-from remote_tool.workflows.slurm.look import FIND_PROGRAMS, SECONDS, held_entries, read_queue
+from remote_tool.workflows.slurm.look import FIND_PROGRAMS, SECONDS, held_entries, read_queue, remove_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,11 +35,15 @@ async def stop(pool: HostPool, config: Config, server: str, request: Mapping[str
     asked = [job_id for job_id in ids if entries.get(job_id, {}).get("asked")]
     known |= await _wait_for_ends(pool, config, server, asked, _longest_grace(request, known.values()))
     late = [job_id for job_id in asked if not known.get(job_id, {}).get("ended")]
-    # What had not begun is still in the queue; what has ended leaves it by itself.
+    # What had not begun is still in the queue. What has ended leaves it by itself, unless it is suspended, or the other
+    # nodes of a launch have not ended yet.
     waiting = [job_id for job_id in ids if _never_began(known.get(job_id, {}))]
-    references = {job_id: ref for job_id in (*waiting, *late) if (ref := _reference(known.get(job_id, {})))}
+    alone = [job_id for job_id in asked if job_id not in late and _is_alone(known[job_id])]
+    references = {job_id: ref for job_id in (*waiting, *late, *alone) if (ref := _reference(known.get(job_id, {})))}
     host = await pool.host(server)
     problem = await _cancel(host, sorted(set(references.values())))
+    if not problem and waiting:
+        await remove_leftovers(host, config)
     if late and not problem:
         ends = [{"id": job_id, "reason": "stopped by scancel", "killed": True} for job_id in late]
         await call_until_answered(pool, config, server, "settle", {"jobs": ends})
@@ -88,6 +92,11 @@ def _longest_grace(request: Mapping[str, Any], entries: Iterable[Mapping[str, An
 def _reference(entry: Mapping[str, Any]) -> str:
     text = str((entry.get("held") or {}).get("reference") or "")
     return text if text.replace("_", "").isdigit() else ""
+
+
+def _is_alone(entry: Mapping[str, Any]) -> bool:
+    """Return whether a batch job, or a task of an array, starts this job only."""
+    return "_" in _reference(entry) or entry["spec"].get("node_rank") is None
 
 
 def _never_began(entry: Mapping[str, Any]) -> bool:

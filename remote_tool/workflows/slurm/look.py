@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import RemoteCommandError
+from remote_tool.paths import shell_path
 from remote_tool.redaction import redact
 from remote_tool.workflows.agent_client import call_until_answered
+from remote_tool.workflows.slurm import submit_program
 from remote_tool.workflows.slurm.states import BY, FORMAT, BatchJob, Verdict, judge, parse_accounting, parse_queue
 from remote_tool.workflows.slurm.submit_program import PROGRAMS
 
@@ -27,7 +32,7 @@ LONGEST_PROBLEM = 160
 SUBMISSION_SECONDS = 300.0
 FIND_PROGRAMS = f'PATH="$PATH:{":".join(PROGRAMS)}"\n'
 # -r: one line for each task of an array.
-_SQUEUE = f"squeue -h -r -u \"$(id -u)\" -t all -o '{FORMAT}'"
+_SQUEUE = f"SLURM_TIME_FORMAT=%s squeue -h -r -u \"$(id -u)\" -t all -o '{FORMAT}'"
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ async def status(pool: HostPool, config: Config, server: str, request: Mapping[s
         settled = await call_until_answered(pool, config, server, "settle", asked)
         again, _ = judge_all(held_entries(settled), queue)
         judged |= again
+        if any(verdict.end for verdict in verdicts.values()):
+            await remove_leftovers(host, config)
     return {**answer, "jobs": [judged.get(str(entry.get("id")), entry) for entry in _entries(answer)]}
 
 
@@ -84,6 +91,8 @@ def _verdict_without(entry: Mapping[str, Any]) -> Verdict | None:
     if entry.get("ended"):
         return None
     reference = entry["held"].get("reference")
+    if reference and not entry.get("started"):
+        return Verdict(f"Slurm no longer knows its job {reference}, which never began", "killed")
     if reference:
         return Verdict(f"Slurm no longer knows its job {reference}, and it left no record of its end", "failed")
     received_at = entry["spec"].get("received_at")
@@ -131,6 +140,22 @@ def _without_slurm(answer: Mapping[str, Any], problem: str) -> dict[str, Any]:
 def _entries(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries = answer.get("jobs")
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
+async def remove_leftovers(host: Host, config: Config) -> None:
+    """Remove what was written for batch jobs that are over, as variables of their jobs are in it."""
+    script = program_script(config.for_server(host.name))
+    request = {"only_remove": True, "jobs_folder": config.remote.jobs}
+    with suppress(RemoteCommandError):
+        await host.run(
+            script, stdin=json.dumps(request).encode(), timeout=SECONDS, check=False, label="remove leftovers"
+        )
+
+
+def program_script(config: Config) -> str:
+    """Return the script that runs the program of submissions on a login node, with a request on stdin."""
+    source = shlex.quote(inspect.getsource(submit_program))
+    return f"cd {shell_path(config.remote.scripts)} || exit\nexec ./python -I -S -c {source}\n"
 
 
 def held_entries(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Host
     from remote_tool.transport.pool import HostPool
 
+_INSTEAD = {
+    "--devices": "Slurm chooses the GPUs: --gpus N, or gres in slurm:",
+    "--tty": "remote-tool shell --cmd 'srun --pty bash' opens a shell on a node",
+    "--priority": "Slurm orders its queue itself: nice or qos in slurm:",
+    "--backfill": "Slurm orders its queue itself",
+    "--wait": "Slurm waits for GPUs itself",
+}
 _REFERENCE, _NODE = re.compile(r"[0-9]{1,12}(_[0-9]{1,9})?"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
@@ -75,6 +82,21 @@ def may_begin_again(config: Config, server: str, entry: Mapping[str, Any]) -> bo
     from remote_tool.workflows.slurm.states import is_ended_from_outside  # noqa: PLC0415 - few servers have Slurm
 
     return is_ended_from_outside(entry)
+
+
+def refuse_options(config: Config, servers: Iterable[str], given: Mapping[str, object]) -> None:
+    """Refuse options of a start that have no meaning where Slurm starts the jobs.
+
+    Args:
+        config: The configuration.
+        servers: The servers of the start.
+        given: Values by option; those that are not given are empty.
+
+    Raises:
+        UsageError: A server has ``slurm:``, and an option is given.
+    """
+    for option in [option for option, value in given.items() if value]:
+        refuse_scheduled(config, servers, option, _INSTEAD[option])
 
 
 def refuse_scheduled(config: Config, servers: Iterable[str], what: str, hint: str) -> None:

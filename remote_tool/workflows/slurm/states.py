@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ if TYPE_CHECKING:
 
 BY = "slurm"
 REQUEUED = "requeued by Slurm"
+# By which the clocks of a node and of the controller may differ.
+CLOCK_SECONDS = 5.0
 # For squeue; the reason is last, as it may have any character.
 FORMAT = "%i|%T|%S|%N|%k|%r"
 _FIELDS = 6
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _ALIVE = {"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING"}
+_UNREMARKABLE = {"RUNNING", "CONFIGURING", "COMPLETING"}
 _KILLED = {"CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE", "REVOKED"}
 _ENDS = {
     "CANCELLED": "Slurm canceled it",
@@ -37,6 +41,7 @@ _REASONS = {
     "JobArrayTaskLimit": "as many of its array run as may",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition is inactive",
+    "PartitionConfig": "no node of its partition is as it asks, so it may never start",
     "PartitionTimeLimit": "its time limit is longer than the partition allows, so it never starts",
     "PartitionNodeLimit": "its partition has too few nodes",
     "ReqNodeNotAvail": "nodes that it needs are not available",
@@ -53,7 +58,7 @@ class BatchJob:
     Attributes:
         reference: Its id: ``12``, or ``12_3``.
         state: As Slurm names it, such as PENDING.
-        start: When it began or is expected to begin, as squeue writes it; empty if unknown.
+        start: When it began or is expected to begin, in seconds since the epoch; None if unknown.
         nodes: Its nodes; empty while it waits.
         comment: The name of its submission.
         reason: Why it waits, as Slurm says it; empty without one.
@@ -61,7 +66,7 @@ class BatchJob:
 
     reference: str
     state: str
-    start: str = ""
+    start: float | None = None
     nodes: str = ""
     comment: str = ""
     reason: str = ""
@@ -81,14 +86,17 @@ class BatchJob:
         """Whether somebody ended it, rather than itself or a fault."""
         return self.state in _KILLED
 
-    def describe(self) -> str:
-        """Return where it runs, or what it waits for."""
+    def describe(self, *, with_start: bool = True) -> str:
+        """Return where it runs, or what it waits for, with the moment when it is expected to start."""
         name = f"Slurm job {self.reference}"
         if not self.is_waiting:
-            return f"{name} on {self.nodes}" if self.nodes else name
+            where = f"{name} on {self.nodes}" if self.nodes else name
+            return where if self.state in _UNREMARKABLE else f"{where}, {self.state.lower()}"
         known = _REASONS.get(self.reason)
         why = f": {known} ({self.reason})" if known else f": {self.reason}" if self.reason else ""
-        return f"{name}{why}" + (f"; expected to start {self.start.replace('T', ' ')}" if self.start else "")
+        if self.start is None or not with_start:
+            return f"{name}{why}"
+        return f"{name}{why}; expected to start {time.strftime('%Y-%m-%d %H:%M', time.localtime(self.start))}"
 
     def describe_end(self) -> str:
         """Return how it ended, where its job has no record of that."""
@@ -105,7 +113,8 @@ def parse_queue(text: str) -> dict[str, BatchJob]:
         fields = line.split("|", _FIELDS - 1)
         if len(fields) == _FIELDS:
             reference, state, start, nodes, comment, reason = (_value(field) for field in fields)
-            found[reference] = BatchJob(reference, state, start, nodes, comment, reason)
+            moment = float(start) if start.isdecimal() else None
+            found[reference] = BatchJob(reference, state, moment, nodes, comment, reason)
     return found
 
 
@@ -156,9 +165,10 @@ def judge(entry: Mapping[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Ve
         return _judge_ended(seen, batch)
     if batch.is_waiting:
         waits = {**seen, "started": None, "state": "queued", "reason": batch.describe()}
+        note = batch.describe(with_start=False)
         if entry.get("started"):
-            return waits, Verdict(batch.describe(), again=entry["started"].get("started_at"))
-        return waits, None if entry["held"].get("reason") == batch.describe() else Verdict(batch.describe())
+            return waits, Verdict(note, again=entry["started"].get("started_at"))
+        return waits, None if entry["held"].get("reason") == note else Verdict(note)
     if not batch.is_over:
         state = "running" if entry.get("started") else "starting"
         return {**seen, "state": state, "reason": batch.describe()}, None
@@ -173,9 +183,14 @@ def is_ended_from_outside(entry: Mapping[str, Any]) -> bool:
 
 def _judge_ended(seen: dict[str, Any], batch: BatchJob) -> tuple[dict[str, Any], Verdict | None]:
     """Return the answer about a job with a record of its end, which does not count if Slurm begins it again."""
-    if batch.is_waiting and seen.get("started"):
+    ended_at = seen["ended"].get("ended_at")
+    if batch.is_waiting:
         waits = {**seen, "ended": None, "started": None, "state": "queued", "reason": batch.describe()}
-        return waits, Verdict(batch.describe(), again=seen["ended"].get("ended_at"))
+        return waits, Verdict(batch.describe(with_start=False), again=ended_at)
+    is_number = isinstance(ended_at, (int, float))
+    if is_number and batch.start is not None and not batch.is_over and ended_at < batch.start - CLOCK_SECONDS:
+        # It is that of an attempt before this one.
+        return {**seen, "ended": None, "started": None, "state": "starting", "reason": batch.describe()}, None
     if is_ended_from_outside(seen) and not batch.is_over:
         return {**seen, "ended": None, "state": "running", "reason": f"{batch.describe()}; it is ending"}, None
     if is_ended_from_outside(seen) or (batch.state == "OUT_OF_MEMORY" and seen["state"] == "failed"):

@@ -68,7 +68,10 @@ def main() -> int:
     """Start the job of this task, stay until it has ended, and return its exit code."""
     signal.signal(signal.SIGTERM, note_ending)
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    request = json.loads(Path(JOBS).read_bytes())
+    request = read_json(Path(JOBS))
+    if not request:
+        sys.stderr.write("the jobs of this batch job have ended before it began\n")
+        return 0
     agent = find_agent(sys.argv[1])
     for name, value in request["login"].items():
         os.environ.setdefault(name, value)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import ConnectionLostError, JobError, RemoteCommandError
-from remote_tool.paths import shell_path
 from remote_tool.redaction import redact
 from remote_tool.workflows.agent_client import PAUSES, NoAnswerError, call_until_answered
 from remote_tool.workflows.agent_program import source_archive
-from remote_tool.workflows.slurm import step_program, submit_program
+from remote_tool.workflows.slurm import step_program
+from remote_tool.workflows.slurm.look import program_script, remove_leftovers
 from remote_tool.workflows.slurm.states import BY
 from remote_tool.workflows.slurm.step_program import PORT_FORM
 
@@ -29,19 +28,13 @@ if TYPE_CHECKING:
 SECONDS = 150.0
 # Of a start request, what the agent on the node needs as well.
 _KEPT = ("min_free",)
-_REFUSED = {
-    "gpus": ("--devices", "Slurm chooses the GPUs: --gpus N, or gres in slurm:"),
-    "terminal": ("--tty", "remote-tool run --cmd 'srun --pty bash' has a terminal on a node"),
-    "backfill": ("--backfill", "Slurm orders its queue itself"),
-    "priority": ("--priority", "Slurm orders its queue itself; slurm: takes nice and qos"),
-}
 
 
 async def start(pool: HostPool, config: Config, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer op ``start``: have the agent make the folders of the jobs, and submit them."""
     slurm = config.servers[server].slurm
     assert slurm is not None
-    asked = [_as_held(server, job) for job in request["jobs"]]
+    asked = [{**job, "held_by": BY, "on_empty": None} for job in request["jobs"]]
     folders = [{**job, "watch": None} for job in asked]
     answer = await call_until_answered(pool, config, server, "hold", {**request, "jobs": folders, "by": BY})
     entries = {str(entry.get("id")): entry for entry in answer.get("jobs") or () if isinstance(entry, dict)}
@@ -57,19 +50,13 @@ async def start(pool: HostPool, config: Config, server: str, request: Mapping[st
                 raise
             ends = [{"id": job["id"], "reason": f"not submitted: {error.message}", "failed": True} for job in batch]
             await call_until_answered(pool, config, server, "settle", {"jobs": ends})
+            await remove_leftovers(await pool.host(server), config)
             for job in batch:
                 entries[job["id"]] |= {"error": error.message, "hint": error.hint, "begun": False}
         else:
             for job in batch:
                 entries[job["id"]] |= {"state": "queued", "reason": f"Slurm job {reference}"}
     return {**answer, "jobs": list(entries.values())}
-
-
-def _as_held(server: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    for name, (option, hint) in _REFUSED.items():
-        if job.get(name):
-            raise JobError(f"{server}: {option} cannot be used where Slurm starts the jobs", hint=hint, server=server)
-    return {**job, "held_by": BY, "on_empty": None}
 
 
 def _may_begin(entry: Mapping[str, Any] | None) -> bool:
@@ -166,8 +153,7 @@ def _array(jobs: Sequence[Mapping[str, Any]]) -> str:
 
 
 async def _run_program(host: Host, config: Config, submission: Mapping[str, Any]) -> dict[str, Any]:
-    source = inspect.getsource(submit_program)
-    script = f"cd {shell_path(config.remote.scripts)} || exit\nexec ./python -I -S -c {shlex.quote(source)}\n"
+    script = program_script(config.for_server(host.name))
     try:
         done = await host.run(
             script, stdin=json.dumps(submission).encode(), timeout=SECONDS, check=False, label="sbatch"
@@ -185,8 +171,8 @@ async def _run_program(host: Host, config: Config, submission: Mapping[str, Any]
 
 def _reference(server: str, answer: Mapping[str, Any]) -> str:
     if refused := answer.get("refused"):
-        hint = f"remote-tool check --server {server} shows the partitions and their limits"
-        raise JobError(f"Slurm: {redact(str(refused))}", hint=hint, server=server)
+        hint = f"slurm: of {server} in .remote/configs.yaml; remote-tool check --server {server} compares it"
+        raise JobError(redact(str(refused)), hint=hint, server=server)
     reference = answer.get("reference")
     if not isinstance(reference, str) or not reference.isdigit():
         raise NoAnswerError(f"{server}: {answer.get('unknown') or 'Slurm gave no id'}", server=server)

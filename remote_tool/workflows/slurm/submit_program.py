@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FOLDER = "slurm"
 PROGRAMS = ("/usr/local/bin", "/usr/local/slurm/bin", "/opt/slurm/bin")
-SECONDS, PATIENCE = 60.0, 60.0
+SECONDS, PATIENCE, ABANDONED_SECONDS = 60.0, 60.0, 600.0
 # The environment of the login that has no meaning, or another one, on a node.
 LEFT_OUT = ("SSH_", "XDG_", "REMOTE_TOOL_", "SLURM_", "SBATCH_")
 LEFT_OUT_NAMES = {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "MAIL", "DISPLAY", "HOSTNAME"}
@@ -42,7 +42,11 @@ def main() -> None:
     os.umask(0o077)
     os.environ["PATH"] = ":".join([os.environ.get("PATH", "/usr/bin:/bin"), *PROGRAMS])
     try:
-        answer = {"reference": submit(request)}
+        if request.get("only_remove"):
+            remove_old(Path.home() / request["jobs_folder"])
+            answer = {}
+        else:
+            answer = {"reference": submit(request)}
     except RefusedError as error:
         answer = {"refused": str(error)}
     except OSError as error:
@@ -132,7 +136,7 @@ def call_sbatch(folder: Path, words: list[str], array: str) -> str:
     # On some clusters, the name of the cluster follows.
     reference = output.strip().split("\n")[-1].split(";")[0]
     if status or not reference.isdigit():
-        raise RefusedError(said(errors) or f"sbatch ended with status {status}")
+        raise RefusedError(f"sbatch: {said(errors) or f'it ended with status {status}'}")
     return reference
 
 
@@ -143,9 +147,9 @@ def dependencies(jobs: Path, request: dict[str, Any]) -> list[str]:
         ended, held = (read_json(jobs / job / name) for name in ("ended.json", "held.json"))
         has_succeeded = ended.get("exit_code") == 0 and not ended.get("killed")
         if ended and not has_succeeded and not request["after_any"]:
-            raise RefusedError(f"an earlier job has not succeeded: {job}")
+            raise RefusedError("an earlier job has not succeeded, so it would never start")
         if not ended and not held.get("reference"):
-            raise RefusedError(f"an earlier job is not known to Slurm: {job}")
+            raise RefusedError("an earlier job is not known to Slurm")
         if not ended:
             waited.append(held["reference"])
     kind = "afterany" if request["after_any"] else "afterok"
@@ -161,28 +165,31 @@ def tell(folder: Path, job: str, reference: str) -> None:
 
 def find_by_comment(name: str) -> str:
     """Return the id of a batch job that was submitted before, although nothing here says so; empty without one."""
-    for reference, comment in listed():
+    for reference, comment in listed("-t", "all"):
         if comment == name:
             return reference
     return ""
 
 
-def listed() -> list[tuple[str, str]]:
-    """Return the ids and the comments of this user's batch jobs."""
-    status, output, errors = run(["squeue", "-h", "-u", str(os.getuid()), "-t", "all", "-o", "%A %k"], Path())
+def listed(*states: str) -> list[tuple[str, str]]:
+    """Return the ids and the comments of this user's batch jobs, by default of those that are not over."""
+    status, output, errors = run(["squeue", "-h", "-u", str(os.getuid()), *states, "-o", "%A %k"], Path())
     if status:
-        raise RefusedError(said(errors))
+        raise RefusedError(f"squeue: {said(errors)}")
     return [(line.partition(" ")[0], line.partition(" ")[2].strip()) for line in output.split("\n") if line]
 
 
 def remove_old(jobs: Path) -> None:
     """Remove what was written for batch jobs that are over: variables of their jobs are in it."""
-    names = [name for name in names_in(FOLDER) if is_over(jobs, Path(FOLDER, name))]
-    if names:
+    for path in paths_in(FOLDER):
+        if ".new-" in path.name and time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+            shutil.rmtree(path, ignore_errors=True)
+    over = [path for path in paths_in(FOLDER) if ".new-" not in path.name and is_over(jobs, path)]
+    if over:
         known = {comment for _, comment in listed()}
-        for name in names:
-            if name not in known:
-                shutil.rmtree(Path(FOLDER, name), ignore_errors=True)
+        for path in over:
+            if path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def is_over(jobs: Path, folder: Path) -> bool:
@@ -208,10 +215,10 @@ def said(errors: str) -> str:
     return "; ".join(line for line in lines if line)[:1000]
 
 
-def names_in(folder: str) -> list[str]:
-    """Return the names in a folder; none if it does not exist."""
+def paths_in(folder: str) -> list[Path]:
+    """Return what is in a folder; nothing if it does not exist."""
     try:
-        return [path.name for path in Path(folder).iterdir() if ".new-" not in path.name]
+        return list(Path(folder).iterdir())
     except FileNotFoundError:
         return []
 

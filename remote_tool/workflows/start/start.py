@@ -15,7 +15,7 @@ from remote_tool.launchers.options import RunOptions
 from remote_tool.protocol.limits import COMMAND, MOST_ANY_OF, SHELL, TERMINALS
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.selection import JobsAnswer, choose_servers, find_job
-from remote_tool.workflows.slurm.scheduler import is_scheduled, refuse_scheduled
+from remote_tool.workflows.slurm.scheduler import is_scheduled, refuse_options, refuse_scheduled
 from remote_tool.workflows.start.free_gpus import ask_free_gpus, choose_server
 from remote_tool.workflows.start.send import bring_files, complete, is_frozen, send_project
 from remote_tool.workflows.start.start_specs import start_specs
@@ -92,6 +92,8 @@ async def start_jobs(context: Context, requests: Sequence[StartRequest]) -> Jobs
     wanted = [(request, choose_servers(context.config, request.servers), others) for request, others in chosen]
     for request, servers, _ in wanted:
         request.check_on(servers, context.config)
+        given = {"--devices": request.devices, "--priority": request.priority, "--backfill": request.backfill}
+        refuse_options(context.config, servers, {**given, "--tty": request.terminal})
     receivers = list(dict.fromkeys(server for request, servers, _ in wanted if request.sync for server in servers))
     overwrite = any(request.overwrite for request in requests)
     waits = any(is_scheduled(context.config, server) for server in receivers)

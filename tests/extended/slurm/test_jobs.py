@@ -287,9 +287,9 @@ def test_without_an_answer_of_slurm_the_state_is_unknown_and_nothing_is_lost(clu
         ({"partition": "nowhere"}, (), "invalid partition specified: nowhere"),
         ({"gres": "gpu:9"}, (), "Requested node configuration is not available"),
         ({"no-such": "thing"}, (), "no-such"),
-        ({}, ("--tty",), "--tty cannot be used where Slurm starts the jobs"),
-        ({}, ("--devices", "0"), "--devices cannot be used where Slurm starts the jobs"),
-        ({}, ("--gpus", "1", "--priority", "5"), "--priority cannot be used where Slurm starts the jobs"),
+        ({}, ("--tty",), "--tty cannot be used on login"),
+        ({}, ("--devices", "0"), "--devices cannot be used on login"),
+        ({}, ("--gpus", "1", "--priority", "5"), "--priority cannot be used on login"),
         ({}, ("--gpus", "1", "--any-server"), "--any-server cannot be used on login"),
     ],
 )
@@ -339,6 +339,49 @@ def test_a_node_that_dies_is_another_attempt(cluster: SlurmCluster, desk: Desk) 
         cluster.run("scontrol", "update", f"jobid={slurm_id(desk, key)}", "StartTime=now")
         assert follower.wait(timeout=200) == 0
     assert desk.job(key)["failed_attempts"] == ["requeued by Slurm"]
+
+
+@pytest.mark.row(324)
+def test_a_job_that_slurm_takes_back_while_it_still_dies_stays_in_sight(cluster: SlurmCluster, desk: Desk) -> None:
+    put_slurm(desk, partition="gpu", nodelist="n1")
+    key = start(desk, "trap '' TERM; " + COUNT.format(1000))
+    until(lambda: "tick 1" in (folder_of(desk, key) / "job.out").read_text(), "it has begun")
+    cluster.run("scontrol", "update", "nodename=n1", "state=down", "reason=test")
+    try:
+        desk.waits_for(key, "queued")
+        until(lambda: not running(cluster, "tick"), "its processes have ended")
+        assert desk.job(key)["state"] == "queued"
+    finally:
+        cluster.run("scontrol", "update", "nodename=n1", "state=resume")
+    cluster.wait_until_idle()
+    cluster.run("scontrol", "update", f"jobid={slurm_id(desk, key)}", "StartTime=now")
+    desk.waits_for(key, "running")
+    desk.does("job-kill", str(key))
+    assert desk.job(key)["state"] == "killed"
+    assert not running(cluster, "tick")
+    gives_back(cluster)
+
+
+@pytest.mark.row(323)
+def test_a_suspended_job_says_so_and_a_stop_gives_its_nodes_back(cluster: SlurmCluster, desk: Desk) -> None:
+    key = start(desk, COUNT.format(1000))
+    desk.waits_for(key, "running")
+    cluster.run("scontrol", "suspend", slurm_id(desk, key))
+    until(lambda: "suspended" in (desk.job(key)["reason"] or ""), "it is shown as suspended")
+    desk.does("job-kill", str(key))
+    gives_back(cluster)
+    assert not running(cluster, "tick")
+
+
+@pytest.mark.row(328)
+def test_nothing_of_a_job_that_was_stopped_while_it_waited_stays(cluster: SlurmCluster, desk: Desk) -> None:
+    put_slurm(desk, partition="gpu", hold="true")
+    key = start(desk, "true", "--env", "TOKEN", "hunter2-of-a-long-length")
+    submissions = desk.there("login") / ".remote-scripts" / "slurm"
+    assert [*submissions.glob("*/jobs.json")]
+    desk.does("job-kill", str(key))
+    assert not [*submissions.iterdir()]
+    gives_back(cluster)
 
 
 @pytest.mark.row(330)

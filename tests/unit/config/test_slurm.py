@@ -56,6 +56,8 @@ def test_gpus_are_those_of_a_node_and_a_job_may_have_its_own_number(
 @pytest.mark.parametrize(
     ("server", "problem"),
     [
+        ("hostname: a, slurm: ", "servers.login.slurm: must be a mapping, such as {partition: gpu}"),
+        ("hostname: a, slurm: {nodes: 300}", "servers.login.slurm.nodes: must be at most 128"),
         ("hostname: a, slurm: gpu", "servers.login.slurm: must be a mapping of options of sbatch"),
         ("hostname: a, slurm: {array: 1-5}", "servers.login.slurm.array: is set by remote-tool"),
         ("hostname: a, slurm: {output: x}", "servers.login.slurm.output: is set by the logs of jobs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from remote_tool.workflows.slurm.look import Queue, judge_all
 from remote_tool.workflows.slurm.states import BatchJob, judge, parse_accounting, parse_queue
 
 STARTED = {"started_at": 100.0}
+EPOCH = time.localtime(0)
 
 
 def entry(state: str, **fields: object) -> dict[str, Any]:
@@ -25,9 +27,9 @@ def ended(state: str, reason: str = "", **held: object) -> dict[str, Any]:
 
 
 def test_the_answer_of_squeue_is_read_and_other_lines_are_left_out() -> None:
-    lines = ["12|RUNNING|2026-11-28T14:05:00|n[1-2]|a|None", "13_4|PENDING|N/A||b|(null)"]
+    lines = ["12|RUNNING|1795874700|n[1-2]|a|None", "13_4|PENDING|N/A||b|(null)"]
     found = parse_queue("\n".join([*lines, "slurm_load_jobs: slow", "14|X|a|b|c|d|e", ""]))
-    assert found["12"] == BatchJob("12", "RUNNING", "2026-11-28T14:05:00", "n[1-2]", "a", "")
+    assert found["12"] == BatchJob("12", "RUNNING", 1795874700.0, "n[1-2]", "a", "")
     assert found["13_4"] == BatchJob("13_4", "PENDING", comment="b")
     assert found["14"].reason == "d|e"
     assert parse_accounting("15|CANCELLED by 1000\n\n")["15"].state == "CANCELLED"
@@ -38,7 +40,8 @@ def test_the_answer_of_squeue_is_read_and_other_lines_are_left_out() -> None:
     [
         (BatchJob("12", "PENDING", reason="Priority"), "Slurm job 12: others are before it (Priority)"),
         (BatchJob("12", "PENDING", reason="QOSMaxJobs"), "Slurm job 12: QOSMaxJobs"),
-        (BatchJob("12", "PENDING", "2026-11-28T14:05:00"), "Slurm job 12; expected to start 2026-11-28 14:05:00"),
+        (BatchJob("12", "PENDING", 0.0), f"Slurm job 12; expected to start {time.strftime('%Y-%m-%d %H:%M', EPOCH)}"),
+        (BatchJob("12", "SUSPENDED", nodes="n1"), "Slurm job 12 on n1, suspended"),
         (BatchJob("12", "RUNNING", nodes="n1"), "Slurm job 12 on n1"),
     ],
 )
@@ -60,6 +63,9 @@ def test_a_batch_job_is_described_in_words(batch: BatchJob, expected: str) -> No
         (entry("queued"), BatchJob("12", "CANCELLED"), "queued", {"killed": True}),
         (ended("succeeded"), BatchJob("12", "COMPLETED"), "succeeded", None),
         (ended("succeeded"), BatchJob("12", "PENDING"), "queued", {"again": 200.0}),
+        ({**ended("failed"), "started": None}, BatchJob("12", "PENDING"), "queued", {"again": 200.0}),
+        (ended("failed"), BatchJob("12", "RUNNING", 300.0), "starting", None),
+        (ended("failed"), BatchJob("12", "RUNNING", 150.0), "failed", None),
         (ended("killed", "stopped by a signal to its supervisor"), BatchJob("12", "COMPLETING"), "running", None),
         (ended("failed", ending=True), BatchJob("12", "COMPLETING"), "running", None),
         (ended("failed", ending=True), BatchJob("12", "TIMEOUT"), "killed", None),
@@ -96,3 +102,5 @@ def test_a_job_that_slurm_does_not_know_has_ended_and_one_that_is_being_submitte
     judged, verdicts = judge_all([known, submitted, abandoned], Queue({}))
     assert set(judged) == {"gone", "new", "old"}
     assert {job: verdict.end for job, verdict in verdicts.items()} == {"gone": "failed", "old": "failed"}
+    _, verdicts = judge_all([entry("queued")], Queue({}))
+    assert verdicts["a"].end == "killed"
