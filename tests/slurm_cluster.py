@@ -120,6 +120,9 @@ class SlurmCluster:
         if "DOWN" in self.run("scontrol", "ping"):
             self.start_controller()
         self.run("scancel", "--user=root")
+        # Slurm drains a node where it begins a job again whose processes have not all ended.
+        for node in self.nodes:
+            self.run("scontrol", "update", f"nodename={node.name}", "state=resume")
         self.wait_until_idle()
 
     def stop_controller(self) -> None:

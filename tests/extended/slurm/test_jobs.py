@@ -274,7 +274,7 @@ def test_without_an_answer_of_slurm_the_state_is_unknown_and_nothing_is_lost(clu
         assert job["state"] == "unreachable"
         assert "Slurm does not answer: squeue" in job["reason"]
         said = desk.refuses("job-run", "--cmd", "echo never", status=1)
-        assert "Slurm" in said
+        assert "Unable to contact slurm controller" in said
         assert "Slurm does not answer" in desk.tries("check").stdout
     finally:
         cluster.start_controller()
