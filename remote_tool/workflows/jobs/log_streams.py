@@ -337,9 +337,6 @@ def _take_queued(context: Context, job: Job, why: object) -> None:
     """Record and report the reason why a job waits, or that it has started."""
     text = "" if why is None else context.registry.with_keys(str(why)[:LONGEST_REASON])
     state = JobState.RUNNING if why is None else JobState.QUEUED
-    known = context.registry.find([job.id]).get(job.id, job)
-    if known.state is state and known.reason == text:
-        return
     context.registry.revise([(job.id, lambda known: replace(known, state=state, reason=text))])
     context.report(
         Notice(job.server, f"job {job.key} has started" if why is None else f"job {job.key} is queued: {text}")
