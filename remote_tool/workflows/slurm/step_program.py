@@ -242,7 +242,7 @@ def choose(attempt: str, listen: dict[str, Any], names: list[str]) -> None:
         if all(address in each for each in reached):
             write(Path(attempt + "chosen"), {"address": address, "port": port, "watch_port": watch_port})
             return
-    lost = [name for name, each in zip(names, reached, strict=False) if not each] or names[1:]
+    lost = [names[rank] for rank, each in enumerate(reached) if not each] or names[1:]
     text = "{} cannot reach {} at {}, port {}".format(", ".join(lost), names[0], ", ".join(tried), port)
     write(Path(attempt + "chosen"), {"error": text})
 
