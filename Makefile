@@ -6,8 +6,8 @@ PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.1
 VENV := .venv
 BIN := $(VENV)/bin
 WHEELS := .cache/wheels
-# Tests wait now and then, so there is one worker more than cores; an idle one takes tests from busy ones.
-WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+# Tests wait often, so there are two workers more than cores; an idle one takes tests from busy ones.
+WORKERS ?= $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 2)))
 SHARED := -n $(WORKERS) --dist worksteal
 PYTEST_OPTIONS ?=
 TORCH := torch==2.13.0
@@ -22,7 +22,7 @@ WORKS ?=
 # What make test takes of the three rings in tests/.
 SHORT := not extended or picked
 
-.PHONY: demo test test-all test-user check bench reference clean system-demo system-test
+.PHONY: demo test test-all test-user check bench reference pictures docs dist matrix clean system-demo system-test
 
 demo: system-demo $(VENV)/stamp-demo
 	$(BIN)/remote-tool demo
@@ -43,13 +43,19 @@ test-all: $(TEST_NEEDS)
 test-user: system-test $(VENV)/stamp-test $(RSYNCS)/stamp
 	$(BIN)/python tools/test_as_user.py $(SHARED) -m 'not slow' $(PYTEST_OPTIONS)
 
+# Unit and promises on each Python of this machine; PYTEST_OPTIONS replaces both folders.
+matrix: system-test $(RSYNCS)/stamp
+	@tools/matrix $(SHARED) -m '$(SHORT)' $(or $(PYTEST_OPTIONS),tests/unit tests/promises)
+
 check: $(VENV)/stamp-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/shellcheck $$(find remote_tool -name '*.sh') tools/need tools/rsyncs
+	$(BIN)/shellcheck $$(find remote_tool -name '*.sh') tools/matrix tools/need tools/rsyncs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.floors --check
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/python tools/dependencies.py
 
 # Side by side with doing it by hand and with labml_remote; WORKS='sync-one run-8' chooses, BENCH_OPTIONS adds to it.
 bench: system-test $(VENV)/stamp-bench $(BENCH)/stamp
@@ -57,12 +63,30 @@ bench: system-test $(VENV)/stamp-bench $(BENCH)/stamp
 
 reference: $(VENV)/stamp-test
 	$(BIN)/python -m remote_tool.cli.reference
+	$(BIN)/python -m remote_tool.cli.manual
+	$(BIN)/python -m remote_tool.cli.skill
+	$(BIN)/python -m remote_tool.cli.schema
 	$(BIN)/python -m remote_tool.config.reference
+	$(BIN)/python -m remote_tool.workspace.reference
 	$(BIN)/python -m tests.reliability
 	$(BIN)/python -m tests.floors
 
+# The same commit gives the same bytes, wherever and whenever it is built.
+dist: $(VENV)/stamp-test
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build
+	@cd dist && sha256sum *
+
+# The pictures of the documents, from real runs on this machine.
+pictures: $(VENV)/stamp-test
+	$(BIN)/python -m tools.record_terminal
+
+# The site of the documents, in site/; every link and anchor is checked.
+docs: $(VENV)/stamp-docs
+	$(BIN)/python tools/site.py
+
 clean:
-	rm -rf $(VENV) .cache build dist
+	rm -rf $(VENV) .cache build dist site
 
 # Programs of the system. Where we may install none, a line says what is missing; tests that need it are skipped.
 system-demo:
@@ -70,7 +94,7 @@ system-demo:
 
 system-test:
 	@tools/need rsync=rsync ip=iproute2 sshd=openssh-server fish=fish tcsh=tcsh zsh=zsh busybox=busybox ps=procps \
-		strace=strace nft=nftables iperf3=iperf3 mpiexec.hydra=mpich faketime=faketime unshare=util-linux podman=podman crun=crun tmux=tmux mkfs.ext4=e2fsprogs slurmctld=slurm-wlm munged=munge \
+		strace=strace nft=nftables iperf3=iperf3 mpiexec.hydra=mpich faketime=faketime unshare=util-linux podman=podman crun=crun tmux=tmux mkfs.ext4=e2fsprogs groff=groff-base slurmctld=slurm-wlm munged=munge \
 		$(shell test ! -x /usr/bin/python3 || /usr/bin/python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 
 $(BIN)/python:
@@ -92,6 +116,10 @@ $(VENV)/stamp-test: pyproject.toml $(VENV)/stamp-torch
 
 $(VENV)/stamp-bench: pyproject.toml $(VENV)/stamp-test
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[bench]'
+	@touch $@
+
+$(VENV)/stamp-docs: pyproject.toml $(BIN)/python
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[docs]'
 	@touch $@
 
 # labml_remote has needs of its own, so it gets an environment of its own.

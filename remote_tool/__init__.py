@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.terminal.shell import ShellRequest
     from remote_tool.workspace import Hooks, RunningJob, Workspace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "FanOutRequest",
     "FollowOptions",

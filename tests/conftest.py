@@ -65,9 +65,9 @@ def ssh_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _leftovers() -> None:
-    """Remove what a killed run has left."""
+    """Remove what a killed run has left; one that had our pid as well, so this comes before we make anything."""
     if sys.platform == "linux" and os.geteuid() == 0:
-        remove_leftovers()
+        remove_leftovers(of_this_process=True)
 
 
 @pytest.fixture(scope="session")

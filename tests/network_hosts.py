@@ -148,6 +148,11 @@ class NetworkHost:
         """The end of its cable in the switch."""
         return f"p{self.number}"
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it has power."""
+        return self._process is not None
+
     # As on its console
 
     def run(self, *words: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
@@ -235,7 +240,7 @@ class NetworkHost:
             self._network.add_rule({self.switch_port}, f'{way} "{self.switch_port}" {some} drop')
 
     def block_port(self, port: int | str) -> None:
-        """Drop what comes for a TCP port, or a range ``"1024-65535"``, as a firewall does."""
+        """Drop what comes for a TCP port, a range ``"1024-65535"`` or a set ``"{ 22, 80-90 }"``, as a firewall does."""
         self._network.add_rule({self.switch_port}, f'oifname "{self.switch_port}" tcp dport {port} drop')
 
     def slow(self, bits_per_second: str) -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def environments() -> Iterator[tuple[int, bytes]]:
     """Yield the pid and the environment of every process that we may read."""
-    for entry in Path("/proc").iterdir():
+    # Elsewhere than on Linux there is no /proc, and no server that has left any.
+    for entry in Path("/proc").glob("*"):
         if entry.name.isdigit():
             with suppress(OSError):
                 yield int(entry.name), (entry / "environ").read_bytes()

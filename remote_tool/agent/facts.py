@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from remote_tool.agent.requests import Request
 
-_DISTRIBUTION = re.compile(r"(torch|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
+_DISTRIBUTION = re.compile(r"(torch|ray|nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
 _SERVER_ADDRESS = 2
 _BEGIN = "remote-tool: versions"
 _QUESTION = f"""
@@ -34,7 +34,7 @@ print("{_BEGIN}")
 print("python", ".".join(map(str, sys.version_info[:3])))
 for found in distributions():
     name = (found.metadata["Name"] or "").lower().replace("-", "_")
-    if name == "torch" or name.startswith("nvidia_nccl_cu"):
+    if name in ("torch", "ray") or name.startswith("nvidia_nccl_cu"):
         print(name, found.version)
 """
 
@@ -53,6 +53,7 @@ def facts(request: Request) -> None:
         "python": platform.python_version(),
         "torch": None,
         "nccl": None,
+        "ray": None,
         "gpus": len(gpus),
         "gpu_names": gpus,
         "devices": count_gpus(),
@@ -79,7 +80,8 @@ def facts(request: Request) -> None:
         request.answer({**answer, "python": None, "problem": str(error)})
         return
     python = found.get("python") or active.version or answer["python"]
-    request.answer({**answer, "python": python, "torch": found.get("torch"), "nccl": _version_of_nccl(found)})
+    versions = {"torch": found.get("torch"), "nccl": _version_of_nccl(found), "ray": found.get("ray")}
+    request.answer({**answer, "python": python, **versions})
 
 
 def _ssh_server_address() -> Optional[str]:
@@ -96,7 +98,7 @@ def _find_versions(active: Activation, request: Request, *, ask: bool) -> Dict[s
         if found:
             return found
     found = _versions_in_prefix(active)
-    if "torch" not in found and ask and active.python:
+    if request.get("package", is_text, default="torch") not in found and ask and active.python:
         # The package may be in a parent environment, or on a PYTHONPATH of the activation.
         found = _versions_of_python(active)
     return found

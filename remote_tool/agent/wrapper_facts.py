@@ -37,8 +37,8 @@ gpus = [str(number) for number in range(len(devices))]
 if visible is not None:
     names = [name.strip() for name in visible.split(",")]
     gpus = [name for name in names[: names.index("-1") if "-1" in names else None] if name]
-facts = {"torch": found.get("torch"), "nccl": found.get("nccl"), "gpus": len(gpus), "devices": len(devices)}
-facts["gpu_names"] = gpus
+facts = {name: found.get(name) for name in ("torch", "nccl", "ray")}
+facts.update(gpus=len(gpus), devices=len(devices), gpu_names=gpus)
 print(json.dumps(dict(facts, python=platform.python_version())))
 """
 
@@ -69,7 +69,7 @@ def ask_inside(entry: Any, request: Request) -> Dict[str, Any]:  # noqa: ANN401 
     try:
         # Output of an entry point or a profile precedes it.
         facts = json.loads(lines[-2].decode("utf-8"))
-        known = ("python", "torch", "nccl", "gpus", "gpu_names", "devices")
+        known = ("python", "torch", "nccl", "ray", "gpus", "gpu_names", "devices")
         return {**{key: facts[key] for key in known}, "uuids": []}
     except (IndexError, ValueError, KeyError, TypeError):
         if not request.get("needs_python", is_flag, default=True):

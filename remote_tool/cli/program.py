@@ -77,6 +77,11 @@ GROUPS = {
             "Start an MPI program on all servers.",
             "--cmd 'python solve.py' --ppn 2",
         ),
+        "helper-ray-launch": (
+            "commands.helpers.launch",
+            "Start a Ray cluster on all servers.",
+            "--cmd 'python tune.py' --follow",
+        ),
         "helper-fan-out": (
             "commands.helpers.fan_out",
             "Split work across every GPU of every server.",
@@ -140,6 +145,7 @@ ALSO_KNOWN_AS = {
     "torchrun": "helper-torch-launch",
     "mpiexec": "helper-mpi-launch",
     "mpirun": "helper-mpi-launch",
+    "ray": "helper-ray-launch",
 }
 # torchrun spells these with underscores too.
 OF_TORCHRUN = ("nproc-per-node", "max-restarts", "master-port", "use-env")
@@ -155,6 +161,7 @@ AFTER_CTRL_C = {
             "helper-torch-launch",
             "helper-launch",
             "helper-mpi-launch",
+            "helper-ray-launch",
             "helper-fan-out",
             "helper-sweep",
         ),

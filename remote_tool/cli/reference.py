@@ -48,22 +48,25 @@ On a terminal, colors from servers are kept, and every other control character i
 
 `run`, `shell`, `job-wait`, `job-attach` and `--follow` exit with the job's own status, or 128+N if signal N ended it.
 
-`--json` prints one document: `{"jobs": […], "errors": […]}` for commands about jobs, `{"servers": […], "errors": […]}`
-for the others. Commands that start jobs add `"warnings": […]` if there are any. The error of a server, `{"server",
-"message"}`, is in the document and on stderr. A command that fails before it contacts a server, for example because of
-an unknown option, prints only `{"errors": [{"server": "", "message"}]}`.
+`--json` prints one document: `{"schema": 1, "jobs": […], "errors": […]}` for commands about jobs, `{"schema": 1,
+"servers": […], "errors": […]}` for the others. `schema` changes when a key is removed or means something else; new keys
+may come without that. [schema.json](schema.json) is the JSON Schema of all documents. Commands that start jobs add
+`"warnings": […]` if there are any. The error of a server, `{"server", "message", "hint"}`, is in the document and on
+stderr; `hint` says what to do next, and is empty if there is nothing to say. A command that fails before it contacts a
+server, for example because of an unknown option, prints only `{"schema": 1, "errors": [{"server": "", …}]}`.
 
 OF_A_JOB
-  Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the project; `git` is
-  null if unknown. `copy` is the name of the copy of the project that the job runs in, and `environment_hash` is that
-  of its environment; null if it runs in the project. `started_by` is the `user@machine` that started the job. `nice`
-  is null if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null if it may
-  use all. `gpu_count` is the number of GPUs that it waits for and `leased_gpus` has the UUIDs of those that its
-  server reserved, or null; `after` lists the ids of the jobs that it waits for. `terminal` is `"command"` or
-  `"shell"` for a job with a terminal, else null. `variables` lists the names of the variables that were given with
-  the command, or null if unknown; `rerun_of` is the id of the job that it repeats, or null. `max_duration` and
-  `stop_if_idle` are in seconds, or null without such a limit. `failed_attempts` says how the attempts before the last
-  one ended, such as `"exit code 75"`. `values` has the last values in its output by name, such as `{"loss": "0.25"}`.
+  Times are ISO 8601 UTC, `log` is the local folder, `workdir` is relative to the project; `git` is null if unknown,
+  and `slurm` is null without Slurm, else `{"job", "node"}`, the id of its batch job and the node that it began on.
+  `copy` is the name of the copy of the project that the job runs in, and `environment_hash` is that of its
+  environment; null if it runs in the project. `started_by` is the `user@machine` that started the job. `nice` is null
+  if the niceness was not set. `gpus` lists the GPUs that the job was given, by number or UUID; null if it may use
+  all. `gpu_count` is the number of GPUs that it waits for and `leased_gpus` has the UUIDs of those that its server
+  reserved, or null; `after` lists the ids of the jobs that it waits for. `terminal` is `"command"` or `"shell"` for a
+  job with a terminal, else null. `variables` lists the names of the variables that were given with the command, or
+  null if unknown; `rerun_of` is the id of the job that it repeats, or null. `max_duration` and `stop_if_idle` are in
+  seconds, or null without such a limit. `failed_attempts` says how the attempts before the last one ended, such as
+  `"exit code 75"`. `values` has the last values in its output by name, such as `{"loss": "0.25"}`.
 - `job-show`: the job also has `"folder"` and `"runs_in"` on its server, relative to the home folder, on this machine
   absolute; `"copy_is_kept"`, null if unknown; `"changes"`, the local file of the changes that were not committed;
   `"related": [{"id", "key", "server", "state"}]`, of its launch, and those that it waits for or repeats; `"error":

@@ -11,6 +11,7 @@ __all__ = [
     "listed",
     "loading",
     "model",
+    "reference",
     "servers",
     "slurm",
 ]

@@ -81,7 +81,7 @@ def parse(text: bytes, file: Path, root: Path) -> Config:
     elif (top := read_document(text, problems)) is not None:
         config = _config(top, root.absolute())
     if problems or config is None:
-        hint = f"Edit {problems.shown}; docs/configuration.md describes every key"
+        hint = f"Edit {problems.shown}; man remote-tool-configs or docs/configuration.md describes every key"
         raise ConfigError(problems.sentences(), hint=hint)
     return config
 

@@ -133,7 +133,7 @@ class Config:
             None,
             "none",
             "The servers, by name. The file is valid without any; commands then need [`--hosts` or "
-            "`--hostfile`](guide.md#hosts-on-the-command-line).",
+            "`--hostfile`](guide/hosts.md).",
         ),
     )
     host_keys: HostKeyPolicy = field(
@@ -171,7 +171,7 @@ class Config:
         metadata=key(
             text(forms.IDLE_AFTER, float),
             "`60`",
-            "How many seconds a GPU must be idle before a [queued job](guide.md#jobs-that-wait-for-gpus) takes it, if "
+            "How many seconds a GPU must be idle before a [queued job](guide/queue.md) takes it, if "
             "it was used by a program that had not reserved it: from 0 to 86400. A GPU that a job of remote-tool had "
             "reserved is free as soon as that job has ended.",
         ),
@@ -182,7 +182,7 @@ class Config:
             yes_or_no,
             "found by a test",
             "Whether all servers share the project's folder, as on a network disk (NFS). `true`: all do, without a "
-            "test; `false`: none do. See [one folder for several servers](guide.md#one-folder-for-several-servers).",
+            "test; `false`: none do. See [one folder for several servers](guide/shared-folder.md).",
         ),
     )
     scripts_folder: ClassVar[Key] = Key(
@@ -207,6 +207,14 @@ class Config:
         "`.remote/exclude.txt`",
         "Local: rsync patterns of files that are not sent, one per line.",
         fills="local.exclude",
+    )
+    respect_gitignore: bool = field(
+        default=False,
+        metadata=key(
+            yes_or_no,
+            "`false`",
+            "`true`: what git ignores is not sent either, see [which files are sent](guide/files.md).",
+        ),
     )
     send_anyway: tuple[str, ...] = field(
         default=(),
@@ -267,7 +275,7 @@ class Config:
             "all",
             "The ended jobs of each server to keep when others start there: a number such as `200`, or an age such as "
             "`30d`. Older ones are removed on the server and here, and a line says so. Jobs whose artifacts have not "
-            "been fetched stay, and so do fetched files. See [clean up](guide.md#clean-up).",
+            "been fetched stay, and so do fetched files. See [clean up](guide/clean-up.md).",
         ),
     )
     keep_connections: int = field(
@@ -277,7 +285,7 @@ class Config:
             "`10m`",
             "How long a login stays open for later commands after the last one that used it: `10m`, `2h`; `0` keeps "
             "none. Only logins with a key that needs no passphrase, or with a key of the ssh agent, are kept. See "
-            "[kept logins](guide.md#kept-logins).",
+            "[kept logins](guide/kept-logins.md).",
         ),
     )
     min_free: MinFree = field(
@@ -323,7 +331,8 @@ class Config:
             text(forms.WORKDIR, forms.within),
             "where you type",
             "The folder of the project in which every job, launch, and `run` starts, such as `src`; `.` is the "
-            "project's folder. `--workdir` takes precedence. See [the working folder](guide.md#the-working-folder).",
+            "project's folder. `--workdir` takes precedence. See [the working "
+            "folder](guide/run.md#the-working-folder).",
         ),
     )
     data: Mapping[str, DataSet] = field(
@@ -349,7 +358,7 @@ class Config:
             choice(Snapshots),
             "`queued`",
             "Which jobs run in a copy of the project as it was when they were started: `queued`, those that wait for "
-            "GPUs or other jobs; `always`, all; `never`, none. See [frozen code](guide.md#frozen-code).",
+            "GPUs or other jobs; `always`, all; `never`, none. See [frozen code](guide/frozen-code.md).",
         ),
     )
     internet: Internet = field(
@@ -359,7 +368,7 @@ class Config:
             "`direct`",
             "How servers reach package indexes: `direct`, or `through-me`, through this machine while a step of "
             "`prepare`, `setup` or `update-packages` runs. See "
-            "[a server without internet](guide.md#a-server-without-internet).",
+            "[a server without internet](guide/no-internet.md).",
         ),
     )
     internet_hosts: tuple[str, ...] = field(
@@ -395,7 +404,7 @@ class Config:
             time_limit,
             "none",
             "Stop a job after this time: `45s`, `90m`, `12h`, `2d`. `0`: never. `--max-duration` takes precedence. "
-            "See [limits](guide.md#limits-retries-and-idle-machines).",
+            "See [limits](guide/limits-and-retries.md).",
         ),
     )
     stop_if_idle: float | None = field(

@@ -23,6 +23,13 @@ _TABLE = re.compile(
 _ROW = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 
 
+def descriptions() -> dict[str, list[tuple[str, str, str]]]:
+    """Return the keys with default and description, both as Markdown, by the name of their class."""
+    return {
+        name: [(key, each.default, each.help) for key, each in keys_of(kind).items()] for name, kind in KINDS.items()
+    }
+
+
 def with_keys(page: str) -> str:
     """Return the page with the rows of all keys."""
     missing = {name: dict(keys_of(kind)) for name, kind in KINDS.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from remote_tool.config.environment import Environment, read_environment
 from remote_tool.config.keys import key, keys_of, read_keys
 from remote_tool.config.readers import choice, local_path, script, text, text_of, variables, yes_or_no
 from remote_tool.config.slurm import Slurm, read_slurm
+from remote_tool.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +104,7 @@ class Server:
             None,
             "no",
             "`true` in place of `hostname`: this machine. Nothing logs in and nothing is sent; jobs run in the "
-            "project's own folder, see [this machine as a server](guide.md#this-machine-as-a-server).",
+            "project's own folder, see [this machine as a server](guide/this-machine.md).",
         ),
     )
     private_key: Path | None = field(
@@ -198,7 +200,7 @@ class Server:
             "none",
             'Options of `sbatch` by their long names, such as `{partition: gpu, gres: "gpu:4", time: "8:00:00"}`: '
             "the server is the login node of a Slurm cluster, which runs the jobs. `nodes` is the number of nodes of a "
-            "launch without `--nnodes`. See [a Slurm cluster](guide.md#a-slurm-cluster).",
+            "launch without `--nnodes`. See [a Slurm cluster](guide/slurm.md).",
         ),
     )
     env: Mapping[str, str] = field(
@@ -292,3 +294,16 @@ def _login(values: Mapping[str, ConfigNode]) -> tuple[str, str | None]:
     if user and username not in {None, user}:
         values["username"].refuse(f"is {username}, but hostname says {user}@; keep one of them")
     return forms.plain_host(host), username or user or None
+
+
+def refuse_other_systems(name: str) -> None:
+    """Refuse this machine as a server where the programs of a server cannot run.
+
+    Raises:
+        UsageError: It has no Linux.
+    """
+    if sys.platform != "linux":
+        raise UsageError(
+            f"{name}: this machine cannot be a server: the programs of a server need Linux",
+            hint="Name a server with Linux: remote-tool init --server NAME=USER@HOST",
+        )

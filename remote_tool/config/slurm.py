@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,10 @@ _OURS = {
     **dict.fromkeys(("array", "dependency", "ntasks", "n", "ntasks-per-node", "job-name", "comment"), "remote-tool"),
     **dict.fromkeys(("output", "error", "input", "open-mode"), "the logs of jobs"),
     **dict.fromkeys(("chdir", "workdir", "export", "export-file", "get-user-env"), "workdir and env"),
+    **dict.fromkeys(("clusters", "M"), "the login node"),
     **dict.fromkeys(("wrap", "wait", "parsable", "test-only", "quiet", "verbose"), "remote-tool"),
 }
+_ENDS_JOBS = re.compile(r"\b(SIG)?USR2\b|\b12@", re.IGNORECASE)
 _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task")
 # A launch is one request; beyond these, it would be split.
 MOST_NODES = 128
@@ -59,7 +62,10 @@ class Slurm:
         options = dict(self.options)
         if gpus:
             gres = [each for each in options.get("gres", "").split(",") if each]
-            own = next((each for each in gres if each.partition(":")[0] == "gpu"), "gpu")
+            own = next((each for each in gres if each.partition(":")[0] == "gpu"), "")
+            if not own:
+                others = (options[name] for name in _OF_GPUS if ":" in options.get(name, ""))
+                own = next((f"gpu:{each}" for each in others), "gpu")
             # gpu:a100:4 has a type; gpu:4 and gpu do not.
             typed = own.split(":")[:2] if not own.split(":")[-1].isdigit() or own.count(":") > 1 else ["gpu"]
             options["gres"] = ",".join([*(each for each in gres if each is not own), ":".join([*typed, str(gpus)])])
@@ -97,5 +103,11 @@ def read_slurm(place: ConfigNode, _project: ProjectParts) -> Slurm | None:
             if nodes > MOST_NODES:
                 found.refuse(f"must be at most {MOST_NODES}, found {nodes}")
         elif text := found.text(forms.SBATCH_VALUE):
+            _check_signal(name, text, found)
             options[name] = text
     return Slurm(options, nodes)
+
+
+def _check_signal(name: str, text: str, found: ConfigNode) -> None:
+    if name == "signal" and _ENDS_JOBS.search(text):
+        found.refuse("must be another signal than USR2, at which the supervisor of a job ends it at once")

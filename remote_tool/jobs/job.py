@@ -46,10 +46,12 @@ class JobState(StrEnum):
 
     @property
     def is_running(self) -> bool:
+        """Return whether the job is starting or running."""
         return self in {JobState.STARTING, JobState.RUNNING}
 
     @property
     def is_finished(self) -> bool:
+        """Return whether the job has ended or is lost."""
         return self.is_final or self is JobState.LOST
 
     @property
@@ -68,6 +70,7 @@ class LaunchWatch:
         port: The port of its supervisor, or a name in its place.
         secret: Authenticates the nodes; never written to disk.
         lost_after: Seconds of silence after which a node counts as lost.
+        goes_on_without_workers: Whether the launch goes on when a node other than the first ends.
     """
 
     servers: tuple[str, ...]
@@ -75,6 +78,7 @@ class LaunchWatch:
     port: int | str
     secret: str = field(repr=False)
     lost_after: float = DEFAULT_LOST_AFTER
+    goes_on_without_workers: bool = False
 
 
 @cache
@@ -207,6 +211,8 @@ class Job(JobSettings):
         signal: Name of the signal that ended it, like ``SIGKILL``; None without one.
         reason: One sentence when there is something to say, else empty.
         pid: Of the command, on the server.
+        slurm_job: The id of the batch job that starts it; empty without Slurm.
+        slurm_node: The name of the node on which it was last started there; empty if it never began.
         created_at: Seconds since the epoch, like the other times.
         seen_at: When the server last answered about it.
         folder_id: Of the folder of jobs in which its server has it; empty when not known.
@@ -239,6 +245,8 @@ class Job(JobSettings):
     signal: str | None = None
     reason: str = ""
     pid: int | None = None
+    slurm_job: str = ""
+    slurm_node: str = ""
     created_at: float = 0.0
     started_at: float | None = None
     ended_at: float | None = None
@@ -297,11 +305,18 @@ class Job(JobSettings):
         return self.state.is_finished and not self.may_run
 
     @property
+    def never_began(self) -> bool:
+        """Return whether the job has ended without a start of its command."""
+        return self.state.is_finished and self.started_at is None
+
+    @property
     def is_hidden(self) -> bool:
+        """Return whether lists leave the job out."""
         return not HIDDEN_TAGS.isdisjoint(self.tags)
 
     @property
     def is_master(self) -> bool:
+        """Return whether the job is that of the first server of a launch."""
         return MASTER_TAG in self.tags
 
     @property

@@ -75,9 +75,13 @@ def parse_job(
     state = _one_of(entry.get("state"), {*_REMOTE_STATES, ELSEWHERE})
     records = {
         job_fields.REQUEST: _mapping(entry.get("spec"), "spec"),
-        job_fields.STARTED: _mapping(entry.get("started") or {}, "started"),
+        job_fields.STARTED: _mapping(entry.get("started") or _put_back(entry), "started"),
         job_fields.ENDED: _mapping(entry.get("ended") or {}, "ended"),
-        job_fields.ANSWER: {**entry, "state": JobState.RUNNING.value if state == ELSEWHERE else state},
+        job_fields.ANSWER: {
+            **entry,
+            **_in_slurm(entry),
+            "state": JobState.RUNNING.value if state == ELSEWHERE else state,
+        },
     }
     if records[job_fields.REQUEST].get("id") != job_id:
         raise JobError(f"job {job_id}: its record belongs to another job", server=server)
@@ -96,6 +100,19 @@ def parse_job(
         ran_elsewhere=entry.get("ran_here") is False,
         sizes=_sizes(entry.get("sizes") or {}),
     )
+
+
+def _put_back(entry: Mapping[str, object]) -> dict[str, object]:
+    """Return what is known of the attempts at a job that has not begun again since Slurm put it back."""
+    attempts = _mapping(entry.get("held") or {}, "held").get("attempts")
+    return {"failed_attempts": attempts} if attempts else {}
+
+
+def _in_slurm(entry: Mapping[str, object]) -> dict[str, object]:
+    """Return the batch job and the node of a job that Slurm starts."""
+    held = _mapping(entry.get("held") or {}, "held")
+    place = _mapping(_mapping(entry.get("started") or {}, "started").get("place") or {}, "place") if held else {}
+    return {"slurm_job": held.get("reference"), "slurm_node": place.get("hostname")}
 
 
 @dataclass(frozen=True)

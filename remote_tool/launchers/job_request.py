@@ -81,13 +81,14 @@ class JobRequest(JobOptions, QueueOptions, EndOptions):
         artifacts: Sequence[str] | None = None,
         tags_besides: int = 0,
         may_wait: bool = False,
+        needs_command: bool = True,
     ) -> None:
         """Refuse invalid options; ``example`` is a command for the hint."""
         names_of(self.servers)
         for variables in (self.environment, env or {}):
             check_texts(self.command, variables)
         object.__setattr__(self, "environment", {**self.environment, **(env or {})})
-        if not self.command.strip():
+        if needs_command and not self.command.strip():
             raise UsageError("--cmd is empty", hint=f"remote-tool {example}")
         check_workdir(self.workdir)
         self._check_job_options()

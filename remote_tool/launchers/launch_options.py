@@ -57,6 +57,7 @@ def read_options(text: str) -> RecordedLaunch:
 
 
 def _parse(values: Any) -> RecordedLaunch:  # noqa: ANN401 - whatever the record has
+    values = {**_ADDED_LATER, **values}
     found = {name: values[name] for name in _OF_REQUEST}
     wrong = [name for name, is_valid in _OF_REQUEST.items() if not is_valid(found[name])]
     nodes, listed = values["nodes"], values["listed"]
@@ -86,4 +87,7 @@ _OF_REQUEST: dict[str, Callable[[object], bool]] = {
     "master_port": _is_count_or_none,
     "wait": lambda value: isinstance(value, bool),
     "lost_after": lambda value: _is_count_or_none(value) or isinstance(value, float),
+    "restart_workers": lambda value: isinstance(value, bool),
 }
+# Records of older versions do not have them.
+_ADDED_LATER = {"restart_workers": False}

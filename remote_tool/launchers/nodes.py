@@ -9,7 +9,7 @@ from remote_tool.errors import JobError, UsageError
 from remote_tool.readable import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from remote_tool.launchers.plan import NodeFacts, Route
     from remote_tool.launchers.request import LaunchRequest
@@ -72,6 +72,18 @@ def launch_environment(request: LaunchRequest, node: NodeFacts, route: Route, la
 def _chosen_variables(node: NodeFacts, request: LaunchRequest) -> dict[str, str]:
     # With a number of GPUs, its server chooses among the devices.
     return command_environment(node.variables, request.environment, () if request.gpus else node.devices)
+
+
+def refuse_different(versions: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse servers that have different versions of something, such as ``{"torch": {"a": "2.13.0", "b": "2.12.1"}}``.
+
+    Raises:
+        JobError: The first difference, with all servers.
+    """
+    for what, by_server in versions.items():
+        if len(set(by_server.values())) > 1:
+            listed = ", ".join(f"{server} {version}" for server, version in by_server.items())
+            raise JobError(f"{what} differs between the servers: {listed}", hint="remote-tool prepare --force")
 
 
 class HasPlace(Protocol):

@@ -26,6 +26,7 @@ class NodeFacts:
         server: The server's name.
         python: Version of the environment's Python.
         torch: Version of torch there; empty when it has none.
+        ray: Version of Ray there; empty when it has none.
         gpus: Number of GPUs available to a command.
         addresses: Its own addresses, likeliest first.
         place: Machine and folder; the same for two names of one; empty if unknown.
@@ -47,6 +48,7 @@ class NodeFacts:
     nccl: str = ""
     listed: int | None = None
     cpus: int = 1
+    ray: str = ""
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,8 @@ class Launcher:
         needs_python: Whether the servers need a Python.
         restarts_ranks: Whether it restarts failed ranks itself.
         grace: Grace period in seconds for stopping its jobs; None: the default.
+        package: The package whose version the servers have to find out, even if that takes long.
+        goes_on_without_workers: Whether a launch goes on when a node other than the first ends.
     """
 
     plan: Callable[[LaunchRequest, Sequence[NodeFacts], Rendezvous, LaunchNames], LaunchPlan]
@@ -221,6 +225,8 @@ class Launcher:
     needs_python: bool = False
     restarts_ranks: bool = False
     grace: float | None = None
+    package: str = "torch"
+    goes_on_without_workers: bool = False
 
     @classmethod
     def named(cls, name: str) -> Launcher:

@@ -35,7 +35,8 @@ class LaunchRequest(JobRequest, LaunchOptions, _Positions):
     """A launch of one program on several servers; see :class:`JobRequest` for the options that are not listed here.
 
     Attributes:
-        command: Script and arguments, as after ``torchrun``; with another launcher, a shell command.
+        command: Script and arguments, as after ``torchrun``; with another launcher, a shell command. With the
+            launcher ray it runs on the first server; empty: the cluster stays until it is stopped.
         servers: In the order of their node ranks; empty: all.
         processes: Per server; gpu or cpu: one per GPU or CPU; auto: one per GPU, else 1; None: as in the host
             list, else 1.
@@ -46,12 +47,14 @@ class LaunchRequest(JobRequest, LaunchOptions, _Positions):
         nproc_per_node: Another name for ``processes``, as the option has it.
         launcher: A name of :data:`~remote_tool.launchers.registry.LAUNCHERS`.
         nnodes: Use only the first N of the servers; None: all.
+        restart_workers: With the launcher ray, let a server whose Ray has ended join the cluster again.
     """
 
     _: KW_ONLY
     nproc_per_node: InitVar[int | Literal["auto", "cpu", "gpu"] | None] = None
     launcher: str = "torchrun"
     nnodes: int | None = None
+    restart_workers: bool = False
 
     def __post_init__(
         self, env: Mapping[str, str] | None, nproc_per_node: int | Literal["auto", "cpu", "gpu"] | None
@@ -61,9 +64,14 @@ class LaunchRequest(JobRequest, LaunchOptions, _Positions):
         if self.launcher not in LAUNCHERS:
             raise UsageError(f"launcher must be one of {', '.join(LAUNCHERS)}, found {self.launcher!r}")
         # The first node has a tag that says so.
-        self._check_options(env, LAUNCHERS[self.launcher].example, tags_besides=1)
+        launcher = LAUNCHERS[self.launcher]
+        self._check_options(env, launcher.example, tags_besides=1, needs_command=launcher.needs_command)
         if self.processes not in {"auto", "cpu", "gpu", None} and int(self.processes or 0) < 1:
             raise UsageError(f"--nproc-per-node must be at least 1, or auto, gpu or cpu, found {self.processes}")
+        if self.restart_workers and self.launcher != "ray":
+            raise UsageError(f"restart_workers is for the launcher ray, found {self.launcher}")
+        if self.launcher == "ray" and (self.processes is not None or self.max_restarts):
+            raise UsageError("the launcher ray starts one Ray on each server, without processes or max_restarts")
         if self.nnodes is not None and self.nnodes < 1:
             raise UsageError(f"--nnodes must be at least 1, found {self.nnodes}")
         self._check_launch_options(self.gpus)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remote_tool.errors import JobError, UsageError
-from remote_tool.launchers.nodes import count_processes, launch_environment, refuse_one_machine
+from remote_tool.launchers.nodes import count_processes, launch_environment, refuse_different, refuse_one_machine
 from remote_tool.launchers.plan import TORCHRUN_GRACE, Launcher, LaunchPlan, NodePlan
 from remote_tool.launchers.torchrun_line import read_torchrun_line
 from remote_tool.protocol.job_folder import FLIGHT_RECORD
@@ -41,14 +41,13 @@ def check_nodes(facts: Sequence[NodeFacts]) -> None:
                 hint=f"Add torch to requirements.txt, then remote-tool prepare --server {node.server}",
                 server=node.server,
             )
-    for what, versions in (
-        ("torch", {node.server: node.torch for node in facts}),
-        ("NCCL", {node.server: node.nccl for node in facts if node.nccl}),
-        ("Python", {node.server: _minor(node.python) for node in facts}),
-    ):
-        if len(set(versions.values())) > 1:
-            listed = ", ".join(f"{server} {version}" for server, version in versions.items())
-            raise JobError(f"{what} differs between the servers: {listed}", hint="remote-tool prepare --force")
+    refuse_different(
+        {
+            "torch": {node.server: node.torch for node in facts},
+            "NCCL": {node.server: node.nccl for node in facts if node.nccl},
+            "Python": {node.server: _minor(node.python) for node in facts},
+        }
+    )
 
 
 def plan_launch(

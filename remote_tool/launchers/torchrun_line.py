@@ -50,6 +50,7 @@ _OTHER_LAUNCHERS = {
     "accelerate": "start accelerate with helper-launch, with its own --num_machines, --machine_rank and "
     "--main_process_ip",
     "deepspeed": "start deepspeed with helper-launch, with its own --no_ssh, --node_rank and --master_addr",
+    "ray": "start a program of Ray with helper-ray-launch",
     **dict.fromkeys(MPI_LAUNCHERS, "start an MPI program with helper-mpi-launch"),
 }
 # With "run", these start a program in an environment.

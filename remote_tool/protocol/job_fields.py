@@ -190,6 +190,8 @@ FIELDS = (
     Field("signal", SIGNAL, origin=ENDED, default=None, null=True, changes=SEEN, shown="signal"),
     Field("reason", TEXT, limits.LONGEST_REASON, ANSWER, default="", changes=SEEN, shown="reason"),
     Field("pid", COUNT, 2**31, STARTED, default=None, changes=SEEN, shown="pid"),
+    Field("slurm_job", TEXT, limits.LONGEST_ID, ANSWER, default="", changes=LAST_KNOWN, shown="slurm.job"),
+    Field("slurm_node", TEXT, limits.LONGEST_SERVER, ANSWER, default="", changes=LAST_KNOWN, shown="slurm.node"),
     Field("tags", TEXTS, (limits.MOST_TAGS, limits.LONGEST_TAG), default=[], shown="tags"),
     Field("note", TEXT, limits.LONGEST_NOTE, CLIENT, default="", shown="note"),
     Field("started_by", TEXT, limits.LONGEST_STARTED_BY, default="", null=True, changes=ONCE, shown="started_by"),

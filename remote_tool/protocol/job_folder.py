@@ -34,7 +34,7 @@ from remote_tool.protocol.records import RecordError, encode_record, is_job_id, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Mapping, Union
+    from typing import Any, Mapping, Sequence, Union
 
     from remote_tool.protocol.records import Record
 
@@ -298,6 +298,15 @@ def printable(text: str) -> str:
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in text
     )
+
+
+def add_lines(folder: int, lines: Sequence[str]) -> None:
+    """Add lines of ours to a job's output; OSError when it cannot be written."""
+    file = os.open(ERR, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        write_all(file, "".join(f"remote-tool: {printable(line)}\n" for line in lines).encode())
+    finally:
+        os.close(file)
 
 
 def write_all(file: int, data: bytes | memoryview) -> None:

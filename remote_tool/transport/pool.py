@@ -167,9 +167,11 @@ class HostPool:
         return host
 
     def _this_machine(self, name: str) -> SshHost:
-        from remote_tool.transport.local.connection import LocalConnection  # noqa: PLC0415 - seldom needed
+        from remote_tool.config.servers import refuse_other_systems  # noqa: PLC0415 - seldom needed
+        from remote_tool.transport.local.connection import LocalConnection  # noqa: PLC0415
         from remote_tool.transport.ssh.host import SshHost  # noqa: PLC0415
 
+        refuse_other_systems(name)
         return SshHost(name, LocalConnection(name), self._context.trace, self._context.rules.notice)
 
     def _find_kept(self, name: str) -> UsableLogin | None:
@@ -182,6 +184,15 @@ class HostPool:
             connection: Connection = await (await self._ssh()).log_in_to(self._server(name), self._context)
         self._logins[name] = connection
         return connection
+
+    @contextmanager
+    def announcing(self, name: str, text: str) -> Iterator[None]:
+        """Report once what a server is busy with, if that takes more than a few seconds."""
+        later = asyncio.get_running_loop().call_later(SILENT_SECONDS, self._report, name, text)
+        try:
+            yield
+        finally:
+            later.cancel()
 
     @contextmanager
     def _reporting_silence(self, name: str) -> Iterator[None]:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Channel, Host
     from remote_tool.transport.pool import HostPool
 
-# The processes that this operation starts outlast it, so they need the agent in a folder.
-STARTING = {"start"}
+# The processes that these operations start, now or later, outlast them, so they need the agent in a folder.
+STARTING = {"start", "hold"}
 # Seconds of silence after which a connected server is given up.
 LONGEST_SILENCE = 60.0
 CHUNK = 256 * 1024
@@ -140,7 +140,9 @@ class Conversation:
 
     def _raise_error(self, header: Mapping[str, Any]) -> None:
         if "error" in header and "job" not in header:
-            raise _error_type(header)(str(header["error"]), hint=str(header.get("hint", "")), server=self._host.name)
+            # The server does not know what it is called here.
+            message = str(header["error"]).replace(" on this server", f" on {self._host.name}")
+            raise _error_type(header)(message, hint=str(header.get("hint", "")), server=self._host.name)
 
     async def _raise_if_failed(self) -> None:
         with _as_no_answer():
@@ -307,12 +309,13 @@ async def call_until_answered(
         except (ConnectError, NotPreparedError) as error:
             if lost is None:
                 raise
-            raise _lost_answer(server, operation, error) from None
+            raise lost_answer(server, operation, error) from None
     assert lost is not None
-    raise _lost_answer(server, operation, lost)
+    raise lost_answer(server, operation, lost)
 
 
-def _lost_answer(server: str, operation: str, error: RemoteToolError) -> ConnectionLostError:
+def lost_answer(server: str, operation: str, error: RemoteToolError) -> ConnectionLostError:
+    """Return the error for a request of which it is unknown whether it was carried out."""
     why = str(error).removeprefix(f"{server}: ")
     message = f"The answer of {server} to {operation!r} was lost, so it may have been done: {why}"
     return ConnectionLostError(message, hint="remote-tool job-list", server=server)

@@ -154,26 +154,48 @@ def excluding(folders: Sequence[str]) -> tuple[str, ...]:
 async def ask_git(
     root: Path,
     *words: str,
-    most: int = 16 * 1024,
+    most: int | None = 16 * 1024,
     seconds: float = LONGEST_ANSWER,
     variables: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
 ) -> bytes | None:
     """Return the first bytes of git's output; None if git is missing or fails.
 
     Args:
         root: The project's folder.
         words: The arguments of git.
-        most: The number of bytes.
+        most: The number of bytes; None: all.
         seconds: The timeout.
         variables: Environment variables to add.
+        stdin: Its input, if all of the output is asked for.
     """
     own = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
     env = {**own, **_QUIET, **(variables or {})}
     try:
-        answer = await run_program("git", "-C", str(root), *_OPTIONS, *words, seconds=seconds, env=env, max_output=most)
+        answer = await run_program(
+            *("git", "-C", str(root), *_OPTIONS, *words), seconds=seconds, env=env, stdin=stdin, max_output=most
+        )
     except OSError:  # Also after the timeout.
         return None
     return answer.output if answer.status == 0 else None
+
+
+async def list_ignored(root: Path) -> list[bytes] | None:
+    """Return the files and folders that git ignores, outermost first, relative to the project; None if unknown.
+
+    A file that git tracks is not among them, whatever the patterns say. Names of folders end in a slash.
+    """
+    words = ("--others", "--ignored", "--exclude-standard", "--directory", "-z", "--", ".")
+    answer = await ask_git(root, "ls-files", *words, most=LARGEST_LIST)
+    return None if answer is None or len(answer) >= LARGEST_LIST else answer.split(b"\0")[:-1]
+
+
+async def explain_ignored(root: Path, names: Sequence[bytes]) -> dict[bytes, str]:
+    """Return the pattern that makes git ignore each of these files, with its place, such as ``*.log in .gitignore``."""
+    answer = await ask_git(root, "check-ignore", "-v", "-z", "--stdin", stdin=b"\0".join(names), most=None)
+    fields = (answer or b"").split(b"\0")
+    found = zip(fields[0::4], fields[2::4], fields[3::4], strict=False)
+    return {name: f"{os.fsdecode(pattern)} in {os.fsdecode(file)}" for file, pattern, name in found}
 
 
 async def read_changes(root: Path, sent_among: Callable[[Collection[bytes]], set[bytes]]) -> bytes:

@@ -193,6 +193,10 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
 
 async def _request_again(context: Context, nodes: Sequence[Job], changes: RerunChanges) -> Request:
     job, options = nodes[0], _options_of(nodes)
+    running = [str(node.key) for node in nodes if not node.state.is_finished] if options else []
+    if running:
+        hint = f"remote-tool job-kill {' '.join(running)} ends it"
+        context.report(Notice("", f"the launch of job {job.key} has not ended; {hint}"))
     servers = _servers(context.config, nodes, changes)
     code = None if changes.current_code else await find_kept_code(context, nodes, servers)
     if changes.kept_code and code is None:
@@ -273,8 +277,8 @@ def _options_of(nodes: Sequence[Job]) -> RecordedLaunch | None:
     options = read_options(job.launch_options)
     if [node.node_rank for node in nodes] != list(range(options.nodes)):
         raise UsageError(
-            f"The launch of job {job.key} had {options.nodes} nodes, and only {len(nodes)} of them are known here",
-            hint="remote-tool job-list --stopped asks the servers about them",
+            f"The launch of job {job.key} had {options.nodes} nodes, of which {len(nodes)} can be found",
+            hint="remote-tool job-list --stopped asks the servers; if the rest was cleaned away, start it anew",
         )
     return options
 

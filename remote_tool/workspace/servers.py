@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from remote_tool.workflows.servers.install_keys import KeyOnServer, KeysRequest
     from remote_tool.workflows.servers.kept_logins import KeptLogin
     from remote_tool.workflows.servers.top import OnTopEvent, TopAnswer
+    from remote_tool.workflows.sync.left_out import LeftOut
     from remote_tool.workflows.sync.options import OnLowDisk
     from remote_tool.workflows.terminal.session import Screen
     from remote_tool.workflows.terminal.shell import ShellEnd, ShellRequest
@@ -224,6 +225,18 @@ class ServerMethods(Project):
             return await sync(context.pool, context.config, servers, with_warnings, context.report)
 
         return checked(self._send(send), check=check)
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the files and folders of the project that a rule leaves out of syncs, with the rule.
+
+        What is in such a folder is not listed, and neither are files that are held back for what they contain.
+
+        Raises:
+            SyncError: The rsync here does not say this, or the project cannot be listed.
+        """
+        from remote_tool.workflows.sync.left_out import find_left_out
+
+        return self._work(lambda context: find_left_out(context.config))
 
     def data_sync(  # noqa: PLR0913 - one parameter per option
         self,

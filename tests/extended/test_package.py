@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib.metadata import distribution, requires
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import remote_tool
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = "remote_tool/workflows/demo/sample"
+METADATA = f"remote_tool-{remote_tool.__version__}.dist-info"
 ON_SERVERS = [path for name in ("agent", "protocol") for path in (REPOSITORY / "remote_tool" / name).rglob("*.py")]
 
 
@@ -60,12 +63,63 @@ def test_torch_is_needed_for_the_sample_only() -> None:
     assert {"torch", "scikit-learn"} <= set(requirements("remote-tool", extra="sample"))
 
 
+def build(checkout: Path, target: Path, *options: str) -> dict[str, bytes]:
+    """Build as make dist does, and return the bytes of each file."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(target), *options]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    subprocess.run(command, check=True, timeout=300, capture_output=True, cwd=checkout, env=environment)
+    return {path.name: path.read_bytes() for path in target.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_commit_gives_the_same_bytes_wherever_and_whenever_it_is_built(tmp_path: Path) -> None:
+    """Also from the source distribution itself; what somebody has left in the checkout is in none of them."""
+    caches = ("__pycache__", ".*_cache", ".hypothesis", ".coverage*")
+    ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "dist", *caches)
+    first, second = tmp_path / "first", tmp_path / "elsewhere" / "second"
+    shutil.copytree(REPOSITORY, first, ignore=ignored)
+    shutil.copytree(REPOSITORY, second, ignore=ignored)
+    for path in [second, *second.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() or os.access(path, os.X_OK) else 0o600)
+        os.utime(path, (1600000000, 1600000000))
+    places = ("notes.txt", "keys/id_ed25519", "remote_tool/__pycache__/x.pyc", "remote_tool/.env")
+    for litter in (*places, "sample/.remote/configs.yaml"):
+        (second / litter).parent.mkdir(exist_ok=True)
+        (second / litter).write_text("litter")
+    built = build(first, tmp_path / "one")
+    (wheel,) = (tmp_path / "one").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        assert archive.read(metadata).startswith(b"Metadata-Version: 2.4\n"), "a newer one is refused by indexes"
+    assert build(second, tmp_path / "two") == built
+    (source,) = (tmp_path / "one").glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    again = build(tmp_path / "source" / source.name.removesuffix(".tar.gz"), tmp_path / "three", "-t", "wheel")
+    assert again.items() < built.items()
+
+
+@pytest.mark.slow
+def test_uv_installs_the_program_into_an_empty_home(tmp_path: Path, own_home: Path) -> None:
+    """Its dependencies come from the package index, so this is skipped where there is none."""
+    (wheel,) = build(REPOSITORY, tmp_path / "built", "-t", "wheel")
+    command = [f"{sys.prefix}/bin/uv", "tool", "install", "--python", sys.executable, str(tmp_path / "built" / wheel)]
+    environment = {**os.environ, "HOME": str(own_home), "UV_HTTP_TIMEOUT": "30"}
+    answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600, env=environment)
+    if "Failed to fetch" in answer.stderr:
+        pytest.skip("no package index answers")
+    assert answer.returncode == 0, answer.stderr
+    shown = subprocess.run([own_home / ".local/bin/remote-tool", "--version"], check=True, capture_output=True)
+    assert shown.stdout.decode() == f"remote-tool {remote_tool.__version__}\n"
+    assert list(own_home.glob(".local/share/uv/tools/remote-tool/share/man/man1/remote-tool.1"))
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as pip installs it, from a checkout in which somebody has worked."""
     folder = tmp_path_factory.mktemp("package")
     checkout, target = folder / "checkout", folder / "installed"
-    for name in ("remote_tool", "sample"):
+    for name in ("remote_tool", "sample", "share"):
         # What other tests compile meanwhile comes and goes.
         shutil.copytree(REPOSITORY / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
@@ -119,10 +173,12 @@ def test_the_package_carries_the_sample_and_its_types_and_no_litter(installed: P
     assert {path.relative_to(installed) for path in installed.rglob("*.sh")} == scripts
     carried = {path.name for path in (installed / SAMPLE).rglob("*") if "__pycache__" not in path.parts}
     games = {"self_play.py", "train_value.py", "play_and_train.py"}
-    assert carried == {"train_digits.py", "hello_world.py", "api_sample.py", "requirements.txt"} | games
+    assert (
+        carried == {"train_digits.py", "tune_digits.py", "hello_world.py", "api_sample.py", "requirements.txt"} | games
+    )
     # pip itself compiles what it installs; what lay in the checkout is not among it.
     assert not list(installed.rglob("x.pyc"))
-    assert {path.name for path in installed.iterdir()} - {"bin", "remote_tool"} == {"remote_tool-0.1.0.dist-info"}
+    assert {path.name for path in installed.iterdir()} == {"bin", "share", "remote_tool", METADATA}
 
 
 @pytest.mark.slow
@@ -163,6 +219,34 @@ def test_the_demo_without_torch_says_what_to_install(installed: Path, dependenci
     assert " this Python has no torch and no s" in error
     assert hint.startswith("hint: ")
     assert hint.endswith(" -m pip install 'torch>=2.4' 'scikit-learn>=1.5'")
+
+
+def test_the_changelog_has_this_version_with_its_date() -> None:
+    """A release on GitHub takes its text from there."""
+    heading = rf"## {re.escape(remote_tool.__version__)} \(20\d\d-\d\d-\d\d\)"
+    assert re.search(f"^{heading}$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "printed"),
+    [
+        ('{"dependencies": [{"name": "rich", "version": "15.0.0", "vulns": [{"id": "A-1"}]}]}', 1, "rich 15.0.0: A-1"),
+        ('{"dependencies": [{"name": "rich", "skip_reason": "not found"}]}', 0, "PyPI did not say"),
+        ("", 0, "PyPI did not say"),
+    ],
+    ids=["a hole", "not known there", "no answer"],
+)
+def test_dependencies_with_holes_are_named_and_an_index_without_an_answer(
+    tmp_path: Path, answer: str, status: int, printed: str
+) -> None:
+    """As with pip-audit, whose place a stand-in takes. Licenses that are not in the list would be printed, too."""
+    (tmp_path / "pip_audit.py").write_text(f"print({answer!r}); raise SystemExit(1)")
+    command = [sys.executable, str(REPOSITORY / "tools" / "dependencies.py")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    checked = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, env=environment)
+    assert (checked.returncode, checked.stderr) == (status, "")
+    assert printed in checked.stdout
+    assert "license" not in checked.stdout
 
 
 def test_the_names_of_the_package_are_listed() -> None:

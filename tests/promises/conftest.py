@@ -116,7 +116,7 @@ class Desk:
             found[:] = [self.job(key)]
             return found[0]["state"] in states
 
-        until(has_it, f"job {key} is {' or '.join(states)}")
+        until(has_it, f"job {key} is {' or '.join(states)}", last=lambda: found)
         return found[0]
 
     def end_all(self, server: str) -> None:
@@ -194,11 +194,14 @@ class HeldRequest:
         until((self.place / "gone-on").exists, "the request goes on", 60)
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-    """Wait for what must come true; fail when it does not."""
+def until(
+    condition: Callable[[], object], what: str, seconds: float = PATIENCE, *, last: Callable[[], object] | None = None
+) -> None:
+    """Wait for what must come true; fail when it does not, with what was there last."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} seconds: {what}"
+        seen = f"; last: {last()}" if last else ""
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} seconds: {what}{seen}"
         time.sleep(0.1)
 
 

@@ -145,5 +145,9 @@ def test_a_launch_is_run_again_as_a_whole(desk_of_two: Desk) -> None:
     assert len({job["launch_id"] for job in jobs}) == 2
     assert (desk.there("second") / "ranks").read_text().split() == ["1", "1"]
     desk.does("clean", "2", "--yes")
-    assert "had 2 nodes, and only 1 of them are known here" in desk.refuses("job-rerun", "1", status=2)
+    assert "had 2 nodes, of which 1 can be found" in desk.refuses("job-rerun", "1", status=2)
     assert len(desk.jobs()) == 3
+    desk.does("helper-launch", "--cmd", "exec sleep 1000")
+    ends = "remote-tool job-kill 5 6 ends it"
+    assert f"the launch of job 5 has not ended; {ends}" in desk.tries("job-rerun", "6").stderr
+    desk.does("job-kill", "--all", "--yes")

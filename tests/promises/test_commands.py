@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import pytest
 
 from tests.promises.conftest import folder_of_sockets, until
@@ -24,135 +25,45 @@ FIRST = ("--server", "first")
 DONE, RUNS, WAITS = "1", "2", "3"
 
 
-def keys(words: str, **inner: object) -> dict[str, object]:
-    """Describe an object by its keys; what they hold is described by the others, or may be anything."""
-    return dict.fromkeys(words.split()) | inner
-
-
-JOB = keys(
-    "key id launch_id node_rank server name state exit_code signal reason pid tags note started_by command workdir git "
-    "copy environment_hash nice gpus gpu_count leased_gpus priority after terminal variables rerun_of max_duration "
-    "stop_if_idle stop_signal retries failed_attempts created_at started_at ended_at values log"
-)
-JOBS = keys("errors", jobs=[JOB])
-SHOWN = JOB | keys(
-    "folder runs_in copy_is_kept changes related error output artifacts_folder unknown next",
-    artifacts=[keys("name size is_here")],
-)
-STACKS = keys(
-    "label where",
-    processes=[keys("job server pid rank is_child command why", threads=[[keys("file line function")]])],
-)
-SERVER_OF_TOP = keys(
-    "server cpu cores load memory_total memory_available disk_total disk_free disk_kind gpu_problem disk_problem gpus "
-    "ranks"
-)
-LOGIN = keys("server address username since sessions pid")
-
-
-def servers(words: str, **inner: object) -> dict[str, object]:
-    return keys("errors", servers=[keys(words, **inner)])
-
-
-# What is typed, a part of what is printed, and the document that --json prints.
-COMMANDS: dict[str, tuple[str, str, dict[str, object] | None]] = {
-    "keys": ("--dry-run", "first: key-based login already works", servers("server state key line file changed")),
-    "check": ("--server first", r"first +login +ok", servers("name", checks=[keys("name status value hint")])),
-    "prepare": (
-        "",
-        r"first +ready +Python 3",
-        servers(
-            "server changed seconds warnings python follows",
-            steps=[keys("step outcome detail seconds")],
-        ),
-    ),
+# What is typed, a part of what is printed, and the part of the document of --json that cannot be empty.
+COMMANDS: dict[str, tuple[str, str, str | None]] = {
+    "keys": ("--dry-run", "first: key-based login already works", "servers"),
+    "check": ("--server first", r"first +login +ok", "servers"),
+    "prepare": ("", r"first +ready +Python 3", "servers"),
     "setup": ("", "first: environment: unchanged, Python 3", None),
-    "rsync": (
-        "",
-        r"already up to date|sent \d+ files?",
-        servers("server snapshot sent removed bytes skipped warnings relayed relayed_by changed"),
-    ),
-    "data-sync": (
-        "--server first",
-        "data digits: 1 of 1 server",
-        keys("", data=[keys("name errors", servers=[keys("server changed sent bytes")])]),
-    ),
+    "rsync": ("", r"already up to date|sent \d+ files?", "servers"),
+    "data-sync": ("--server first", "data digits: 1 of 1 server", "data"),
     "update-packages": ("", "first: packages: unchanged", None),
-    "bandwidth": (
-        "--seconds 0.3",
-        r"Gbit/s +first +second",
-        keys(
-            "errors",
-            links=[keys("from to gbit_per_second round_trip_ms interface to_interface address method error")],
-        ),
-    ),
-    "gpus": ("", "first: no GPUs", servers("server gpus queue problem notes partitions")),
+    "bandwidth": ("--seconds 0.3", r"Gbit/s +first +second", "links"),
+    "gpus": ("", "first: no GPUs", "servers"),
     "ssh-config": ("", "(?s)Host first\n.*HostName", None),
-    "run": ("--server first --cmd hello.py", "^hello$", servers("server exit_code stdout stderr")),
+    "run": ("--server first --cmd hello.py", "^hello$", "servers"),
     "shell": ("--server first -- python hello.py", "^hello$", None),
-    "job-run": ("--server first --cmd true", r"^job \d+ on first: ", JOBS),
+    "job-run": ("--server first --cmd true", r"^job \d+ on first: ", "jobs"),
     "helper-torch-launch": (
         "--nproc-per-node 1 --cmd hello.py",
         r"(?s)^job \d+ on first: .*^job \d+ on second: ",
-        JOBS,
+        "jobs",
     ),
-    "helper-launch": ("--cmd true", r"(?s)^job \d+ on first: .*^job \d+ on second: ", JOBS),
-    "helper-mpi-launch": ("--ppn 1 --cmd hello.py", r"(?s)^job \d+ on first: .*^job \d+ on second: ", JOBS),
-    "helper-fan-out": (
-        "--total 2 --cmd hello.py+{count} --follow",
-        "2 of 2 shards done",
-        keys("errors", jobs=[JOB], fan_out=keys("launch_id name shards done failed gathered")),
-    ),
-    "helper-sweep": (
-        "--per-server 1 --grid lr=1,2 --cmd hello.py+{lr}",
-        "2 jobs",
-        keys("errors", jobs=[JOB], sweep=keys("launch_id name combinations done waiting missing")),
-    ),
-    "job-list": ("", r"^KEY +SERVER +STATE(?s:.*)^2 +first +running", JOBS),
-    "job-show": (DONE, r"^job +1$", keys("errors", jobs=[SHOWN])),
-    "sweep-show": (
-        "--metric loss",
-        r"^NUMBER +lr +STATE",
-        keys(
-            "errors",
-            sweep=keys(
-                "launch_id name command metric mode",
-                combinations=[keys("number parameters state duration values best", job=JOB)],
-            ),
-        ),
-    ),
-    "top": (
-        "--once",
-        r"(?s)^SERVER +GPUS.*^first .*^2 +first +running",
-        keys("errors", servers=[SERVER_OF_TOP], jobs=[JOB]),
-    ),
+    "helper-launch": ("--cmd true", r"(?s)^job \d+ on first: .*^job \d+ on second: ", "jobs"),
+    "helper-mpi-launch": ("--ppn 1 --cmd hello.py", r"(?s)^job \d+ on first: .*^job \d+ on second: ", "jobs"),
+    "helper-fan-out": ("--total 2 --cmd hello.py+{count} --follow", "2 of 2 shards done", "jobs"),
+    "helper-sweep": ("--per-server 1 --grid lr=1,2 --cmd hello.py+{lr}", "2 jobs", "jobs"),
+    "job-list": ("", r"^KEY +SERVER +STATE(?s:.*)^2 +first +running", "jobs"),
+    "job-show": (DONE, r"^job +1$", "jobs"),
+    "sweep-show": ("--metric loss", r"^NUMBER +lr +STATE", "sweep"),
+    "top": ("--once", r"(?s)^SERVER +GPUS.*^first .*^2 +first +running", "servers"),
     "job-tail": (f"{DONE} --no-follow", "^loss 0.25$", None),
-    "job-stacks": (RUNS, r"train\.py:\d", keys("kept errors", groups=[STACKS])),
-    "job-rerun": (DONE, r"^job \d+ on first: ", JOBS),
-    "job-diff": (
-        f"{DONE} {RUNS}",
-        r"^FIELD +JOB 1 +JOB 2",
-        keys("errors", jobs=[JOB], differences=[keys("field values")], code=keys("source diff notes")),
-    ),
-    "job-note": (f"{DONE} good", "job 1: note saved", JOBS),
+    "job-stacks": (RUNS, r"train\.py:\d", "groups"),
+    "job-rerun": (DONE, r"^job \d+ on first: ", "jobs"),
+    "job-diff": (f"{DONE} {RUNS}", r"^FIELD +JOB 1 +JOB 2", "differences"),
+    "job-note": (f"{DONE} good", "job 1: note saved", "jobs"),
     "job-rsync": ("", r"fetched logs of \d+ job", None),
-    "job-pull": (
-        DONE,
-        "job 1 on first: ",
-        keys("errors", jobs=[JOB | keys("files left_out")]),
-    ),
-    "clean": (
-        "--dry-run",
-        r"^WHERE +WHAT +REMOVE +KEEP",
-        keys(
-            "forgotten removed errors",
-            items=[keys("server what count bytes goes frees reason")],
-            kept=None,
-        ),
-    ),
+    "job-pull": (DONE, "job 1 on first: ", "jobs"),
+    "clean": ("--dry-run", r"^WHERE +WHAT +REMOVE +KEEP", "items"),
 }
 ON_THEIR_OWN = {"init", "connections", "disconnect", "forward", "jupyter", "job-attach", "job-kill", "job-wait"}
-ON_THEIR_OWN |= {"job-requeue", "tensorboard", "demo"}
+ON_THEIR_OWN |= {"job-requeue", "tensorboard", "demo", "helper-ray-launch"}
 
 
 @pytest.fixture
@@ -173,34 +84,39 @@ def desk(desk_of_all: Desk) -> Desk:
     return desk
 
 
-def differs(document: Any, described: object, place: str) -> list[str]:
-    """Return where a document has other keys than described, or nothing to compare with a description."""
-    if described is None:
-        return []
-    if isinstance(described, list):
-        found = [
-            each for number, item in enumerate(document) for each in differs(item, described[0], f"{place}[{number}]")
-        ]
-        return found or ([] if document else [f"{place} is empty"])
-    assert isinstance(described, dict)
-    if set(document) != set(described):
-        return [f"{place} has {sorted(set(document) ^ set(described))} more or less"]
-    return [each for key, inner in described.items() for each in differs(document[key], inner, f"{place}.{key}")]
+SHAPES = json.loads((README.parent / "docs" / "schema.json").read_text())
+
+
+def problems(document: Any, command: str) -> list[str]:
+    """Return where a document is not as its schema says, which other versions may add keys to, but not this one."""
+    schema = {**_strict(SHAPES), "$ref": f"#/$defs/{command}"}
+    found = jsonschema.Draft202012Validator(schema).iter_errors(document)
+    return [f"{each.json_path}: {each.message:.300}" for each in found]
+
+
+def _strict(shape: Any) -> Any:
+    if isinstance(shape, list):
+        return [_strict(each) for each in shape]
+    if not isinstance(shape, dict):
+        return shape
+    closed = {"additionalProperties": False} if shape.get("properties") else {}
+    return {key: _strict(each) for key, each in shape.items()} | closed
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_does_what_it_says_and_has_its_documented_keys(desk: Desk, command: str) -> None:
     if command == "helper-mpi-launch" and shutil.which("mpiexec.hydra") is None:
         pytest.skip("there is no mpiexec")
-    typed, printed, document = COMMANDS[command]
+    typed, printed, part = COMMANDS[command]
     words = [word.replace("+", " ") for word in typed.split()]
     ran = desk.tries(command, *words)
     assert ran.returncode in {0, *{"check": [1]}.get(command, [])}, ran.stderr
     assert re.search(printed, ran.stdout + ran.stderr, re.MULTILINE), f"{ran.stdout}\n{ran.stderr}"
-    if document is not None:
+    if part is not None:
         plain = [word for word in words if word not in {"--once", "--follow"}]
         answer = json.loads(desk.tries(command, "--json", *plain).stdout)
-        assert differs(answer, document, command) == []
+        assert problems(answer, command) == []
+        assert answer[part]
 
 
 def test_every_command_of_the_readme_is_shown_here() -> None:
@@ -225,16 +141,16 @@ def test_jobs_are_stopped_waited_for_and_put_back_into_the_queue(desk: Desk) -> 
     (job,) = json.loads(desk.does("job-run", *FIRST, "--json", "--after", RUNS, "--cmd", "true"))["jobs"]
     key = str(job["key"])
     stopped = json.loads(desk.does("job-kill", key, "--json"))
-    assert (differs(stopped, JOBS, "job-kill"), stopped["jobs"][0]["state"]) == ([], "killed")
+    assert (problems(stopped, "job-kill"), stopped["jobs"][0]["state"]) == ([], "killed")
     back = json.loads(desk.does("job-requeue", key, "--json"))
-    assert (differs(back, JOBS, "job-requeue"), back["jobs"][0]["command"]) == ([], "true")
+    assert (problems(back, "job-requeue"), back["jobs"][0]["command"]) == ([], "true")
     again = str(back["jobs"][0]["key"])
     desk.waits_for(again, "queued")
     assert re.search(rf"(?m)^{again} +first +killed ", desk.does("job-kill", again))
     waited = desk.tries("job-wait", DONE, "--json")
-    assert (differs(json.loads(waited.stdout), JOBS, "job-wait"), waited.returncode) == ([], 5)
+    assert (problems(json.loads(waited.stdout), "job-wait"), waited.returncode) == ([], 5)
     strays = json.loads(desk.does("job-kill", *FIRST, "--orphans", "--json"))
-    assert differs(strays, keys("errors strays"), "orphans") == []
+    assert problems(strays, "orphans") == []
 
 
 def test_a_job_is_attached_to_and_detached_from(desk: Desk) -> None:
@@ -260,16 +176,13 @@ def test_a_port_of_a_server_is_reached_here(desk: Desk) -> None:
             while not is_whole(text):
                 text += program.stdout.readline()
             (forward,) = json.loads(text)["forwards"]
-            assert differs(json.loads(text), keys("errors", forwards=[FORWARD]), "forward") == []
+            assert problems(json.loads(text), "forward") == []
             with socket.create_connection(("127.0.0.1", forward["port"]), 60) as here:
                 accepted, _ = there.accept()
                 with accepted:
                     here.sendall(b"hello")
                     assert accepted.recv(5) == b"hello"
             program.terminate()
-
-
-FORWARD = keys("server reverse listen port target")
 
 
 def is_whole(text: str) -> bool:
@@ -281,7 +194,6 @@ def is_whole(text: str) -> bool:
 
 
 def test_logins_that_are_kept_are_listed_and_closed(desk: Desk) -> None:
-    described = keys("errors", connections=[LOGIN])
     with folder_of_sockets() as environment:
         desk.does("run", *FIRST, "--cmd", "true", environment=environment)
 
@@ -290,9 +202,9 @@ def test_logins_that_are_kept_are_listed_and_closed(desk: Desk) -> None:
 
         until(lambda: kept()["connections"], "the login is kept")
         assert desk.does("connections", environment=environment).startswith("first: ")
-        assert differs(kept(), described, "connections") == []
+        assert problems(kept(), "connections") == []
         closed = json.loads(desk.does("disconnect", "--json", environment=environment))
-        assert differs(closed, described, "disconnect") == []
+        assert problems(closed, "disconnect") == []
         assert kept()["connections"] == []
         assert "no login was kept" in desk.tries("disconnect", environment=environment).stderr
 
@@ -309,3 +221,21 @@ def test_the_demo_trains_on_servers_of_its_own_and_leaves_nothing(tmp_path: Path
     assert ran.returncode == 0, ran.stderr
     assert "accuracy" in ran.stdout + ran.stderr
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "shape"),
+    [
+        (("helper-torch-launch", "--dry-run", "--cmd", "hello.py"), "helper-torch-launch"),
+        (("helper-fan-out", "--dry-run", "--total", "2", "--cmd", "hello.py {shard}"), "helper-fan-out"),
+        (
+            ("helper-sweep", "--dry-run", "--per-server", "1", "--grid", "lr=1,2", "--cmd", "hello.py {lr}"),
+            "helper-sweep",
+        ),
+        (("job-show", "1234"), "failed"),
+        (("job-list", "--no-such-option"), "failed"),
+    ],
+)
+def test_a_plan_and_a_failure_have_their_shape(desk: Desk, words: tuple[str, ...], shape: str) -> None:
+    document = json.loads(desk.tries(*words, "--json").stdout)
+    assert problems(document, shape) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -308,6 +309,18 @@ def _send_anyway(desk: Desk) -> None:
     desk.configure(send_anyway=[".npmrc"])
     assert ".netrc" in desk.tries("rsync", *FIRST).stderr
     assert ((desk.there() / ".npmrc").exists(), (desk.there() / ".netrc").exists()) == (True, False)
+
+
+@effect("respect_gitignore")
+def _respect_gitignore(desk: Desk) -> None:
+    subprocess.run(["git", "init", "-q", str(desk.root)], check=True)
+    (desk.root / ".gitignore").write_text("*.log\n")
+    for name in ("train.py", "train.log"):
+        (desk.root / name).write_text("")
+    for respects, sent in (("true", ["train.py"]), ("false", ["train.log", "train.py"])):
+        desk.configure(respect_gitignore=respects)
+        desk.does("rsync", *FIRST)
+        assert sorted(path.name for path in desk.there().glob("train.*")) == sent
 
 
 @pytest.mark.parametrize("key", sorted({shows.__name__.strip("_") for shows in EFFECTS.values()}))

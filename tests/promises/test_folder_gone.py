@@ -37,6 +37,8 @@ def test_a_job_whose_project_is_gone_is_ended_by_the_commands_that_the_message_n
     root = make_project(tmp_path / "project", [server])
     Workspace.find(root).prepare()
     job = start(root, "echo up; exec sleep 600", "gone")
+    # Until then, its shell needs the job's folder.
+    until((server.home / "project" / ".jobs" / job.id / "job.out").read_bytes, "it runs")
     if is_renamed:
         (server.home / "project").rename(server.home / "away")
     else:
@@ -56,7 +58,8 @@ def test_a_job_whose_project_is_gone_is_ended_by_the_commands_that_the_message_n
 
 @pytest.mark.row(135)
 def test_a_job_whose_folder_was_replaced_by_a_copy_of_it_is_lost_and_can_be_ended(desk: Desk) -> None:
-    desk.does("job-run", "--no-sync", "--cmd", "exec sleep 600")
+    desk.does("job-run", "--no-sync", "--cmd", "touch up; exec sleep 600")
+    until((desk.there() / "up").exists, "it runs")
     job_id = str(desk.job(1)["id"])
     folder = desk.there() / ".jobs" / job_id
     away = folder.rename(desk.there() / "away")
@@ -71,10 +74,10 @@ def test_a_job_whose_folder_was_replaced_by_a_copy_of_it_is_lost_and_can_be_ende
 @pytest.mark.row(135)
 def test_a_job_without_its_folder_that_ignores_sigterm_is_killed_whole_after_the_grace(desk: Desk) -> None:
     # One process that nothing connects with the job once its supervisor has gone.
-    command = "trap '' TERM; env -i setsid sleep 600 & echo $! > cleared; while :; do sleep 0.05; done"
+    command = "trap '' TERM; env -i setsid sleep 600 & echo $! > new; mv new cleared; while :; do sleep 0.05; done"
     # The grace of a launch is 45 seconds.
     desk.does("helper-launch", "--no-sync", "--cmd", command)
-    until((desk.there() / "cleared").read_text, "it has started a process")
+    until((desk.there() / "cleared").exists, "it has started a process")
     cleared, job_id = int((desk.there() / "cleared").read_text()), str(desk.job(1)["id"])
     shutil.rmtree(desk.there() / ".jobs" / job_id)
     begin = time.monotonic()

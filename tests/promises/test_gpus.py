@@ -15,6 +15,7 @@ from tests.processes import parents
 from tests.project import make_project
 from tests.promises.conftest import Desk, until
 from tests.stand_in_gpus import gpu_line, process_line, put_nvidia_smi, remove_in_use, set_gpus
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,16 @@ def test_a_job_that_wants_a_gpu_which_has_just_come_back_is_not_refused(desk: De
     # What nvidia-smi told the first job is a moment old now.
     put_nvidia_smi(gpus, FREE, gpu_line(1, load=0, used=1))
     desk.does("job-run", "--gpus", "2", "--follow", "--cmd", "true")
+
+
+def test_on_a_terminal_gpus_are_a_table_that_fits(desk: Desk, gpus: Path) -> None:
+    set_gpus(gpus, FREE, gpu_line(1))
+    with Terminal("gpus", "--server", "first", cwd=desk.root) as terminal:
+        assert terminal.end() == 0
+    heading, *rows = [line.rstrip() for line in terminal.text.splitlines() if "first" in line or "SERVER" in line]
+    assert heading.split()[:3] == ["SERVER", "GPU", "STATE"]
+    assert [row.split()[:3] for row in rows] == [["first", "0", "free"], ["first", "1", "used"]]
+    assert max(map(len, (heading, *rows))) <= 80
 
 
 @pytest.mark.row(286)

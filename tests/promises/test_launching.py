@@ -107,7 +107,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(desk: Desk) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         said = desk.refuses("helper-launch", "--no-sync", "--master-port", str(port), "--cmd", "true")
-    assert f"Port {port} is in use on this server" in said
+    assert f"Port {port} is in use on first" in said
     assert desk.jobs() == []
 
 

@@ -66,6 +66,6 @@ def test_a_job_that_the_kernel_killed_for_its_memory_says_so_and_another_one_doe
     desk.does("job-run", "--no-sync", "--cmd", "kill -9 $$")
     until(lambda: all(job["ended_at"] for job in desk.jobs()), "the end of both")
     first, second = (str(desk.job(key)["reason"]) for key in (1, 2))
-    assert "out of memory: the kernel killed it at the memory limit of its control group" in first
+    assert "out of memory: the kernel killed it at the memory limit of the machine or of its control group" in first
     assert "ended by SIGKILL" in second
     assert "memory" not in second

@@ -90,3 +90,10 @@ def test_a_process_that_has_got_the_pid_of_a_lost_job_is_left_alone(desk: Desk) 
             assert other.poll() is None
         finally:
             other.kill()
+
+
+def test_a_stop_that_lasts_says_what_it_waits_for(desk: Desk) -> None:
+    desk.does("job-run", "--cmd", "trap '' TERM; while :; do touch deaf; sleep 0.1; done")
+    until((desk.there() / "deaf").exists, "it ignores SIGTERM")
+    assert "first: still waiting for job 1 to end" in desk.tries("job-kill", "1", "--grace", "6").stderr
+    assert desk.job(1)["state"] == "killed"

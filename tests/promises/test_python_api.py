@@ -79,7 +79,8 @@ job = JOBS.create("first", "echo $NAME; until [ -e go ]; do sleep 0.1; done", {"
 for line in job.tail():
     assert line == "digits"
     break
-assert job.running and job.job_id in [each.job_id for each in JOBS.filter_running()]
+assert job.command.startswith("echo $NAME; until") and job.tags == {"tag"} and job.pid and job.started
+assert job.running and str(job.server) == "first" and job.job_id in [each.job_id for each in JOBS.filter_running()]
 assert JOBS.by_key(job.job_key).job_id == job.job_id == JOBS[job.job_id].job_id
 assert job.job_id in list(JOBS)
 (SERVERS["first"].conf, open("go", "w").close())

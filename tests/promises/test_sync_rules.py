@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,3 +119,91 @@ def test_a_project_that_cannot_be_listed_is_one_error_before_any_login(desk: Des
         server = {"hostname": "127.0.0.1", "port": silent.getsockname()[1], "username": "me"}
         desk.configure(servers={"first": server, "second": server | {"username": "you"}}, keep_connections=0)
         assert desk.refuses("rsync").count("exclude.txt cannot be read: Is a directory") == 1
+
+
+@pytest.fixture
+def ignores(desk: Desk) -> Desk:
+    """A repository that ignores logs, a folder, and all but one file of another folder, which git tracks."""
+    subprocess.run(["git", "init", "-q", str(desk.root)], check=True)
+    for name in (
+        "train.py",
+        "run.log",
+        "wandb/a/b.json",
+        "data/large.bin",
+        "data/small.csv",
+        "we[i]rd.log",
+        "x.ckpt",
+        "tmp",
+    ):
+        (desk.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (desk.root / name).write_text("here\n")
+    (desk.root / ".gitignore").write_text("*.log\nwandb/\ndata/\ntmp\n")
+    (desk.root / ".remote" / "exclude.txt").write_text("*.ckpt\n/tmp\n")
+    subprocess.run(["git", "-C", str(desk.root), "add", "-f", "data/small.csv", ".gitignore"], check=True)
+    desk.configure(respect_gitignore="true")
+    return desk
+
+
+def sent_to(desk: Desk) -> list[str]:
+    """Return the files of the project on the server."""
+    found = (path.relative_to(desk.there()) for path in desk.there().rglob("*") if path.is_file())
+    return sorted(str(path) for path in found if path.parts[0] not in {".jobs", ".remote-scripts"})
+
+
+@pytest.mark.row(342)
+def test_what_git_ignores_is_not_sent_unless_git_tracks_it_or_exclude_txt_lets_it_through(ignores: Desk) -> None:
+    desk, always = ignores, {".gitignore", "data/small.csv", "hello.py", "train.py"}
+    desk.does("rsync")
+    assert set(sent_to(desk)) == always
+    # The first pattern that matches decides, and those of git come after ours.
+    (desk.root / ".remote" / "exclude.txt").write_text("*.ckpt\n/tmp\n+ /run.log\n")
+    desk.does("rsync")
+    assert set(sent_to(desk)) == {*always, "run.log"}
+    # Another sync sees what git has come to ignore, and removes nothing that is still here.
+    (desk.root / ".gitignore").write_text("*.log\nwandb/\ndata/\ntrain.py\n")
+    (desk.root / "train.py").write_text("changed\n")
+    desk.does("rsync")
+    assert (desk.there() / "train.py").read_text() == "here\n"
+    (desk.root / ".gitignore").write_text("wandb/\ndata/\n")
+    assert desk.does("job-run", "--follow", "--cmd", "cat train.py 'we[i]rd.log'") == "changed\nhere\n"
+
+
+@pytest.mark.row(342)
+def test_a_dry_run_names_the_rule_that_leaves_a_file_out(ignores: Desk) -> None:
+    shown = ignores.does("rsync", "--dry-run", "-v").splitlines()
+    assert [line for line in shown if line.startswith("not sent: ")] == [
+        "not sent: .git/: never sent",
+        "not sent: .remote/: never sent",
+        "not sent: data/large.bin: data/ in .gitignore",
+        "not sent: run.log: *.log in .gitignore",
+        "not sent: tmp: /tmp in .remote/exclude.txt",
+        "not sent: wandb/: wandb/ in .gitignore",
+        "not sent: we[i]rd.log: *.log in .gitignore",
+        "not sent: x.ckpt: *.ckpt in .remote/exclude.txt",
+    ]
+    assert "not sent" not in ignores.does("rsync", "--dry-run")
+    assert sent_to(ignores) == ["hello.py"]
+
+
+@pytest.mark.row(342)
+def test_a_dry_run_says_so_where_the_rsync_here_does_not_name_its_rules(ignores: Desk, tmp_path: Path) -> None:
+    program = tmp_path / "rsync"
+    # As that of macOS, it has another name, and fewer options.
+    program.write_text(
+        "#!/bin/sh\n[ \"$1\" != --version ] || { echo 'openrsync: protocol version 29'; exit; }\n"
+        f'exec {shutil.which("rsync")} "$@"\n'
+    )
+    program.chmod(0o755)
+    shown = ignores.tries("rsync", "--dry-run", "-v", environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert shown.returncode == 0, shown.stderr
+    assert "first: send train.py" in shown.stdout
+    assert "does not say which rule leaves a file out; rsync 3 does" in " ".join(shown.stderr.split())
+
+
+@pytest.mark.row(342)
+def test_a_project_of_which_git_knows_nothing_is_refused_with_the_way_out(ignores: Desk) -> None:
+    shutil.rmtree(ignores.root / ".git")
+    refused = ignores.refuses("rsync")
+    assert "git cannot list what it ignores in" in refused
+    assert "remove respect_gitignore from configs.yaml" in refused
+    assert sent_to(ignores) == ["hello.py"]

@@ -244,6 +244,13 @@ def test_servers_are_looked_at_and_left_as_they_were(bare: Desk) -> None:
     assert len(measured["links"]) == 2
 
 
+def test_a_followed_job_that_did_not_start_is_reported_once(bare: Desk) -> None:
+    for command in (["job-run", "--server", "first", "--no-sync", "--cmd", "true"], ["job-rerun", "1"]):
+        said = bare.refuses(*command, "--follow")
+        assert said.count("not started: first is not prepared") == 1, said
+        assert "remote-tool prepare --server first" in said
+
+
 def test_a_shell_opens_on_a_terminal(bare: Desk) -> None:
     terminal = Terminal("shell", "--server", "first", cwd=bare.root, environment={"SHELL": "/bin/sh"})
     terminal.until("first is not prepared: the shell runs in the project's folder if there is one")

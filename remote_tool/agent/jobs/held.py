@@ -43,7 +43,7 @@ def hold(request: Request) -> None:
         answer: Dict[str, Any] = {"id": job.spec["id"], "spec": job.spec, "already": False, "begun": True}
         try:
             answer["already"] = not new_folder.hold(call.jobs, job, by)
-            answer = {**_describe(call.jobs, job.spec["id"], states.scan()), **answer}
+            answer = {**answer, **_describe(call.jobs, job.spec["id"], states.scan())}
         except (RecordError, OSError) as error:
             answer.update(error=str(error), begun=again)
         answers.append(answer)
@@ -84,9 +84,13 @@ def _settle(jobs: Optional[int], known: Dict[str, Any], host: HostSnapshot) -> O
     if folder is None:
         return None
     try:
+        # Several programs may look at once, and Slurm may begin the job meanwhile.
+        new_folder.lock_records(folder)
         status = states.judge(folder, job_id, host)
         is_over = bool(known.get("killed") or known.get("failed"))
-        if is_over and status.held is not None and status.state in _UNSEEN:
+        # A login node may be one of the nodes as well.
+        is_dead = status.state == "lost" and not status.members
+        if is_over and status.held is not None and (status.state in _UNSEEN or is_dead):
             reason = known["reason"][:LONGEST_REASON]
             ended = end_without_record(job_id, reason, killed=bool(known.get("killed")))
             job_folder.write_record(folder, ENDED, ended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 
 from remote_tool.agent.cleaning import removed_jobs
 from remote_tool.agent.supervisor.records import RESERVED_BYTES
@@ -119,12 +120,14 @@ def take_over(jobs: int, job: RequestedJob, why: str) -> Optional[Tuple[NewFolde
         raise FileNotFoundError(errno.ENOENT, "its folder was removed")
     reserve = -1
     try:
+        lock_records(folder)
         earlier = _earlier_attempts(folder, job.spec["id"], why)
         if earlier is not None:
             reserve, locked = _reserve_again(folder)
             if reserve >= 0:
                 job = job._replace(earlier=earlier)
                 _renew(folder, job)
+                unlock_records(folder)
                 return NewFolder(folder, reserve, locked), job
     except RecordError as error:
         _close(folder, reserve)
@@ -134,6 +137,18 @@ def take_over(jobs: int, job: RequestedJob, why: str) -> Optional[Tuple[NewFolde
         raise
     _close(folder)
     return None
+
+
+def lock_records(folder: int) -> None:
+    """Wait until no other program changes the records of a job that is held; where nothing can be locked, go on."""
+    with suppress(OSError):
+        fcntl.flock(folder, fcntl.LOCK_EX)
+
+
+def unlock_records(folder: int) -> None:
+    """Let other programs change the records; closing the folder does so as well."""
+    with suppress(OSError):
+        fcntl.flock(folder, fcntl.LOCK_UN)
 
 
 def begin_again(folder: int, job_id: str, reason: str, why: str) -> None:
@@ -160,7 +175,6 @@ def _earlier_attempts(folder: int, job_id: str, why: str) -> Optional[Tuple[str,
 
 def _reserve_again(folder: int) -> Tuple[int, bool]:
     """Open and lock the reserve, which an earlier end may have used; a descriptor of -1 if another process has it."""
-    job_folder.remove(folder, ENDED)
     if job_folder.exists(folder, job_folder.RESERVE):
         reserve = job_folder.open_file_beneath(folder, job_folder.RESERVE, for_writing=True)
     else:
@@ -184,7 +198,7 @@ def _renew(folder: int, job: RequestedJob) -> None:
         job_folder.publish(folder, temporary, name, replace=True)
     # What an earlier attempt has left would count for this one.
     left = [name for name in os.listdir(folder) if name.startswith(_OF_MPI)]
-    for name in (STARTED, job_folder.BEGUN, setup_script.DONE, *left):
+    for name in (ENDED, STARTED, job_folder.BEGUN, setup_script.DONE, *left):
         job_folder.remove(folder, name)
     held = job_folder.read_record(folder, HELD, job.spec["id"])
     if held is not None:

@@ -33,6 +33,7 @@ class Membership(NamedTuple):
         rank_offset: Global rank of the node's local rank 0; None when torchrun decides.
         lost_after: Seconds of silence after which a node counts as lost.
         hidden: Values of the job's variables, which no record shows.
+        goes_on_without_workers: Whether the launch goes on when a node other than the first ends.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Membership(NamedTuple):
     rank_offset: Optional[int] = None
     lost_after: float = DEFAULT_LOST_AFTER
     hidden: Tuple[str, ...] = ()
+    goes_on_without_workers: bool = False
 
     def name(self, rank: int) -> str:
         """Return a display name like ``second (node 1)``."""
@@ -62,7 +64,16 @@ def read_membership(fields: Any, rank: Optional[int], rank_offset: Optional[int]
     lost_after = known.get("lost_after", DEFAULT_LOST_AFTER)
     if not is_lost_after(lost_after):
         raise ValueError(f"its launch membership has an invalid lost_after: {lost_after!r:.40}")
-    return Membership(rank, tuple(servers), str(address), port, str(secret).encode("utf-8"), rank_offset, lost_after)
+    return Membership(
+        rank,
+        tuple(servers),
+        str(address),
+        port,
+        str(secret).encode("utf-8"),
+        rank_offset,
+        lost_after,
+        goes_on_without_workers=known.get("goes_on_without_workers") is True,
+    )
 
 
 class Cause(NamedTuple):

@@ -19,8 +19,7 @@ from remote_tool.agent.launch.heartbeat import (
     is_lost,
 )
 from remote_tool.agent.launch.wire import PeerClosed, PeerSession, Unreachable
-from remote_tool.protocol import rank_errors
-from remote_tool.protocol.job_folder import allow_open_files
+from remote_tool.protocol import job_folder, rank_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,6 +94,8 @@ class FirstNodeWatch(Watch):
         super().__init__(membership, folder)
         self._nodes = {rank: _OtherNode() for rank in range(1, len(membership.servers))}
         self._unknown: List[Tuple[float, PeerSession]] = []
+        # Workers whose end has been reported, if the launch goes on without them.
+        self._missing: Set[int] = set()
         # With the time of the event, computed from its age on arrival.
         self._suspects: List[Tuple[float, Cause]] = []
         self._asked_until: Optional[float] = None
@@ -105,7 +106,7 @@ class FirstNodeWatch(Watch):
     def run(self) -> None:
         """Listen and process reports until no node needs this any longer."""
         # Only now: the command was started with the login's own limit.
-        allow_open_files(len(self._nodes) + self._most_unknown + _OTHER_FILES)
+        job_folder.allow_open_files(len(self._nodes) + self._most_unknown + _OTHER_FILES)
         with self._listener:
             while not self._is_over():
                 ready = self._wait(self._sessions(), self._listener)
@@ -127,7 +128,7 @@ class FirstNodeWatch(Watch):
         if self.verdict is not None and now > max(self._left_at, self._decided_at) + FAREWELL_SECONDS:
             lost_after = self._membership.lost_after
             return not any(node.may_come_back(now, lost_after) for node in self._nodes.values())
-        return all(node.is_done for node in self._nodes.values())
+        return all(node.is_done or rank in self._missing for rank, node in self._nodes.items())
 
     def _sessions(self) -> List[PeerSession]:
         known = [node.session for node in self._nodes.values() if node.session is not None]
@@ -186,6 +187,9 @@ class FirstNodeWatch(Watch):
             return
         node.drop()
         node.session, node.closed_at, node.has_joined = session, None, True
+        if session.rank in self._missing:
+            self._missing.remove(session.rank)
+            self._say(session.rank, "has answered again")
         # A signed line confirms the connection: only then does the node count itself as joined.
         node.send({"beat": True})
         for message in messages:
@@ -204,8 +208,18 @@ class FirstNodeWatch(Watch):
             node.send({"bye": True})
 
     def _suspect(self, cause: Cause) -> None:
+        if self._membership.goes_on_without_workers and cause.rank and cause.kind != KILLED:
+            if cause.rank not in self._missing:
+                self._missing.add(cause.rank)
+                self._say(cause.rank, f"{cause.what}; the others go on without it")
+            return
         if self.verdict is None and all(known.rank != cause.rank for _, known in self._suspects):
             self._suspects.append((time.monotonic() - cause.age, cause))
+
+    def _say(self, rank: int, what: str) -> None:
+        # A full disk must not end the watch.
+        with suppress(OSError):
+            job_folder.add_lines(self._folder, [f"{self._membership.name(rank)} {what}"])
 
     def _judge(self) -> None:
         if self.verdict is not None:

@@ -108,12 +108,17 @@ class SlotWaiter(LeaseWaiter):
         """Return whether another job of the same request, which may be earlier, has no place yet."""
         if not self._arrivals:
             return False
-        poll = select.poll()
-        poll.register(self._arrivals[0], 0)
         self.seconds = self._patient_until - time.monotonic()
-        if self.seconds <= 0 or poll.poll(0):
+        if self.seconds <= 0:
             self._close_arrivals()
             return False
+        poll = select.poll()
+        poll.register(self._arrivals[0], 0)
+        if poll.poll(0):
+            self._close_arrivals()
+            # They may have come after this look at the queue.
+            self.seconds = 0.0
+            return True
         self._watched.append(os.dup(self._arrivals[0]))
         return True
 

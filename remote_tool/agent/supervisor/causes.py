@@ -45,7 +45,8 @@ def note_taken_port(plan: Plan, outcome: JobOutcome) -> None:
     own = plan.environment.get(b"MASTER_PORT", b"")
     outcome.taken_port = find_taken_port(plan.folder, own)
     if outcome.taken_port is not None:
-        who = "the launch" if own else "torchrun"
+        is_torchrun = not own and b"torch.distributed.run" in plan.request.command.encode("utf-8", "replace")
+        who = "torchrun" if is_torchrun else "the launch"
         outcome.notes.append(f"another program took port {outcome.taken_port} before {who} could listen on it")
 
 

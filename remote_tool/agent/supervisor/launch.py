@@ -30,8 +30,9 @@ class NodeOfLaunch:
         """
         self._membership = membership
         self._watch = make_watch(membership, plan.folder)
-        # Processes in a container cannot be inspected.
-        self._rendezvous = rendezvous.RendezvousCheck() if plan.request.command_wrapper is None else None
+        # Processes in a container cannot be inspected; those of a cluster may well train alone.
+        is_visible = plan.request.command_wrapper is None and not membership.goes_on_without_workers
+        self._rendezvous = rendezvous.RendezvousCheck() if is_visible else None
 
     @property
     def verdict(self) -> Optional[Cause]:

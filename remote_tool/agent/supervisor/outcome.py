@@ -31,9 +31,12 @@ class JobOutcome:
         unkillable: Processes that SIGKILL did not end.
         taken_port: The launch's port, if another program had it.
         moved: What takes the job's place on another server, if it was withdrawn while it waited.
+
+    Args:
+        may_run_elsewhere: Whether its processes may be in control groups of their own, such as those of a container.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_run_elsewhere: bool = False) -> None:
         self.notes: List[str] = []
         self.command: Optional[Process] = None
         self.status: Optional[int] = None
@@ -48,6 +51,7 @@ class JobOutcome:
         self.unkillable: List[Process] = []
         self.taken_port: Optional[int] = None
         self.moved: Dict[str, str] = {}
+        self._may_run_elsewhere = may_run_elsewhere
         self._kills_before = _count_kills()
 
     def begin_again(self, note: str) -> None:
@@ -75,40 +79,43 @@ class JobOutcome:
         if end.signal is not None and not self.killed and not self.ended_with_rank:
             notes.insert(0, f"ended by {end.signal}{' (core dumped)' if end.core_dumped else ''}")
         if not self.killed and end.exit_code != 0 and self.command is not None:
-            notes.append(_explain_kills(self._kills_before))
+            notes.append(self._explain_kills())
         notes.append(log_note)
         return "; ".join(note for note in notes if note)
 
+    def _explain_kills(self) -> str:
+        """Describe OOM kills while it ran, as part of a sentence; empty if none.
 
-def _count_kills() -> Tuple[int, int]:
-    """Count the OOM kills so far: in our control group, and on the machine."""
+        Those on the machine may be of other users' processes, so they count only where our control group tells less.
+        """
+        (group_before, machine_before), (group, machine) = self._kills_before, _count_kills()
+        if (group or 0) > (group_before or 0):
+            return "out of memory: the kernel killed it at the memory limit of the machine or of its control group"
+        if (group is None or self._may_run_elsewhere) and machine > machine_before:
+            return "probably out of memory: the kernel killed a process for lack of memory while it ran"
+        return ""
+
+
+def _count_kills() -> Tuple[Optional[int], int]:
+    """Count the OOM kills so far: in our control groups, None if these do not count them, and on the machine."""
     return _count_in_groups(), _read_count("/proc/vmstat") or 0
 
 
-def _explain_kills(before: Tuple[int, int]) -> str:
-    """Describe OOM kills since a count, as part of a sentence; empty if none."""
-    group, machine = _count_kills()
-    if group > before[0]:
-        return "out of memory: the kernel killed it at the memory limit of its control group"
-    if machine > before[1]:
-        return "probably out of memory: the kernel killed a process for lack of memory while it ran"
-    return ""
-
-
-def _count_in_groups() -> int:
-    total = 0
+def _count_in_groups() -> Optional[int]:
+    counts = []
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as stream:
             lines = stream.read(65536).splitlines()
     except OSError:
-        return 0
+        return None
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            total += _read_count(f"/sys/fs/cgroup{path}/memory.events") or 0
+            counts.append(_read_count(f"/sys/fs/cgroup{path}/memory.events"))
         elif "memory" in controllers.split(","):
-            total += _read_count(f"/sys/fs/cgroup/memory{path}/memory.oom_control") or 0
-    return total
+            counts.append(_read_count(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _read_count(path: str) -> Optional[int]:

@@ -93,14 +93,9 @@ class RecordWriter:
 
     def add_to_log(self, lines: Sequence[str]) -> None:
         """Add lines of ours to the job's output; OSError when it cannot be written."""
-        text = "".join(f"remote-tool: {job_folder.printable(line)}\n" for line in lines).encode()
         # What a terminal shows is counted by those who watch it.
-        if text and not self._plan.spec["terminal"]:
-            file = os.open(job_folder.ERR, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, dir_fd=self._plan.folder)
-            try:
-                job_folder.write_all(file, text)
-            finally:
-                os.close(file)
+        if lines and not self._plan.spec["terminal"]:
+            job_folder.add_lines(self._plan.folder, lines)
 
     def _try_to_record(self, record: Mapping[str, Any]) -> bool:
         """Write ended.json into its reserved space; return True once written, or when it can never be read."""

@@ -107,7 +107,7 @@ class Supervisor:
         self._started = started
         self._umask = umask
         self._subreaper = subreaper.become_subreaper()
-        self._outcome = JobOutcome()
+        self._outcome = JobOutcome(may_run_elsewhere=plan.request.command_wrapper is not None)
         self._records = RecordWriter(plan)
         self._events = Events(plan, self._outcome)
         self._ending = JobEnding(plan, self._events, self._outcome, is_subreaper=self._subreaper)

@@ -69,7 +69,8 @@ def clean(  # noqa: PLR0913 - one parameter per option
         with connection.console("removing") as console:
             cleaned = console.rebind(workspace).clean(found)
         if not json:
-            _show_kept(item for item in cleaned.items if item.why not in {each.why for each in found.items})
+            known = {each.why for each in found.items}
+            _show_kept((item for item in cleaned.items if item.why not in known), _ours(workspace))
             _show_kept_jobs(
                 workspace, {job_id: why for job_id, why in cleaned.kept.items() if job_id not in found.kept}
             )
@@ -91,8 +92,8 @@ def _is_removable(found: CleanAnswer) -> bool:
 
 def _show(workspace: Workspace, found: CleanAnswer) -> None:
     if any(item.count for item in found.items):
-        print_items([item for item in found.items if item.count])
-    _show_kept(found.items)
+        print_items([item for item in found.items if item.count], _ours(workspace))
+    _show_kept(found.items, _ours(workspace))
     if found.request.all and (data := workspace.config.data):
         inform(f"kept data sets: {', '.join(each.target for each in data.values())}")
     _show_kept_jobs(workspace, found.kept)
@@ -102,10 +103,13 @@ def _show(workspace: Workspace, found: CleanAnswer) -> None:
         inform(f"job {jobs[job_id].key if job_id in jobs else job_id} ({state}) will be forgotten here: {why}")
 
 
-def print_items(items: Sequence[CleanItem]) -> None:
+def _ours(workspace: Workspace) -> str:
+    """Return what the project's files on this machine are called, which may be a server of that name as well."""
+    return ".remote" if HERE in workspace.config.servers else HERE
+
+
+def print_items(items: Sequence[CleanItem], ours: str) -> None:
     """Print a row for each kind of file, with the number and size of those to remove and to keep."""
-    # This machine may be a server of that name.
-    ours = ".remote" if any(item.server == HERE for item in items) else HERE
     streams.write_text(streams.OUT, plain_rows([_row(item, ours) for item in items]))
 
 
@@ -122,10 +126,10 @@ def _number_and_size(number: int, size: int) -> str:
     return f"{number} ({readable_size(max(0, size))})" if number > 0 else ""
 
 
-def _show_kept(items: Iterable[CleanItem]) -> None:
+def _show_kept(items: Iterable[CleanItem], ours: str) -> None:
     for item in items:
         if item.why:
-            inform(f"{item.server or HERE}: kept {item.what}: {item.why}")
+            inform(f"{item.server or ours}: kept {item.what}: {item.why}")
 
 
 def _show_kept_jobs(workspace: Workspace, kept: Mapping[str, str]) -> None:

@@ -249,7 +249,7 @@ def _show_orphans_outcome(
         inform(f"ended {counted(count, 'process')}" + ("" if all_errors else "; no orphans left"))
     elif found.strays:
         inform("nothing was ended; --yes ends them")
-    else:
+    elif not all_errors:
         inform("no orphans")
     show_failures(all_errors)
     if all_errors:

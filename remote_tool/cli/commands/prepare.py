@@ -10,12 +10,13 @@ from remote_tool.cli.groups import ConnectionFlags, SyncFlags, Targets
 from remote_tool.cli.options import Adopt, AsJson, Force, Overwrite, Relay, ShowOutput
 from remote_tool.cli.output.console import Console, inform, leave_unless_ok, print_data, show_failures
 from remote_tool.cli.output.json_output import errors_as_json, print_json, servers_document
-from remote_tool.errors import SomeServersFailedError
+from remote_tool.errors import SomeServersFailedError, SyncError
 from remote_tool.readable import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from remote_tool import Workspace
     from remote_tool.transport.pool import Results
     from remote_tool.transport.sync.push import PushResult
     from remote_tool.workflows.prepare.prepare import PreparedServer
@@ -68,6 +69,8 @@ def rsync(
         results = workspace.rsync(targets.servers, **flags.options, adopt=adopt, check=False)
     if flags.dry_run and not json:
         _list_changes("", results)
+        if connection.verbose:
+            _list_left_out(workspace)
     _show_results(results, console, json=json, dry_run=flags.dry_run)
 
 
@@ -114,6 +117,16 @@ def _list_changes(label: str, results: Results[PushResult]) -> None:
         for mark, names in (("send", result.sent), ("remove", result.removed)):
             for name in names:
                 print_data(f"{server}: {label}{mark} {name}")
+
+
+def _list_left_out(workspace: Workspace) -> None:
+    try:
+        left_out = workspace.left_out()
+    except SyncError as error:
+        inform(str(error))
+        return
+    for name, rule in left_out:
+        print_data(f"not sent: {name}: {rule}")
 
 
 def _show_results(results: Results[Any], console: Console, *, json: bool = False, dry_run: bool = False) -> None:

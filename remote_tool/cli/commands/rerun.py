@@ -62,13 +62,13 @@ def job_rerun(  # noqa: PLR0913 - one parameter per option
         )
         answer = workspace.start_requests(requests, check=False)
     show_started(workspace, answer, json=shown.json)
-    if shown.follow and answer.jobs:
+    if shown.follow and not all(job.never_began for job in answer.jobs):
         if len(requests) == 1:
             follow_started(workspace, requests[0], answer)
         else:
             options = remote_tool.FollowOptions(started=not answer.errors)
             follow(workspace, select_started(answer), options, pass_on=True)
-    leave_unless_ok(answer.exit_code)
+    leave_unless_ok(answer.exit_code or int(any(job.never_began for job in answer.jobs)))
 
 
 def job_requeue(*, jobs: NamedJobs, env: Environment = None, json: AsJson = False, connection: ConnectionFlags) -> None:

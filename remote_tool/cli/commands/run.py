@@ -103,11 +103,10 @@ def job_run(  # noqa: PLR0913 - one parameter per option
     with console:
         answer = workspace.start_jobs(request, check=False)
     show_started(workspace, answer, json=shown.json)
-    if shown.follow and answer.jobs:
+    if shown.follow and not all(job.never_began for job in answer.jobs):
         options = remote_tool.FollowOptions(started=not answer.errors)
         follow(workspace, select_started(answer), options, pass_on=True)
-    never_began = any(job.state.is_finished and job.started_at is None for job in answer.jobs)
-    leave_unless_ok(answer.exit_code or int(never_began))
+    leave_unless_ok(answer.exit_code or int(any(job.never_began for job in answer.jobs)))
 
 
 def _output(servers: list[str], *, silent: bool, json: bool) -> ExactOutput | LabelledOutput | _Collected | _Silence:

@@ -82,6 +82,8 @@ def _rows(details: JobDetails) -> Iterator[Row]:
     yield "command", _lines(short_command(job) if job.launch_id else job.command)
     yield from _times(job)
     yield "attempts", _attempts(job)
+    node = f", node {job.slurm_node}" if job.slurm_node else ""
+    yield "Slurm job", [_plain(job.slurm_job + node)] if job.slurm_job else []
     yield "GPUs", [_gpus(job)]
     yield from _related_jobs(details)
     yield "code", _code(details)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from remote_tool.workflows.selection import JobsAnswer
 
 
+# The version of the documents, see docs/stability.md.
+SCHEMA = 1
+
+
 def job_as_json(job: Job, jobs_folder: Path) -> dict[str, Any]:
     """Return a job; times are ISO 8601 UTC, log is the local folder."""
     document: dict[str, Any] = {}
@@ -30,8 +34,9 @@ def job_as_json(job: Job, jobs_folder: Path) -> dict[str, Any]:
         elif group:
             document[group] = _field_as_json(field, job)
     values = dict(each.split("=", 1) for each in job.status_values)
-    git = document["git"] if job.git_commit else None
-    return {**document, "values": values, "git": git, "log": str(jobs_folder / job.id)}
+    known = {"git": bool(job.git_commit), "slurm": bool(job.slurm_job)}
+    groups = {name: document[name] if is_known else None for name, is_known in known.items()}
+    return {**document, **groups, "values": values, "log": str(jobs_folder / job.id)}
 
 
 def _field_as_json(field: Field, job: Job) -> Any:  # noqa: ANN401 - of the field's type
@@ -43,7 +48,12 @@ def _field_as_json(field: Field, job: Job) -> Any:  # noqa: ANN401 - of the fiel
 
 def errors_as_json(errors: Mapping[str, RemoteToolError]) -> list[dict[str, str]]:
     """Return the error of each server."""
-    return [{"server": server, "message": str(error)} for server, error in errors.items()]
+    return [_error(server, str(error), error.hint) for server, error in errors.items()]
+
+
+def _error(server: str, message: str, hint: str) -> dict[str, str]:
+    """Return an error; a hint is the next command or what else to do, and empty without one."""
+    return {"server": server, "message": message, "hint": hint}
 
 
 class Document:
@@ -60,7 +70,7 @@ def print_error(error: RemoteToolError) -> None:
         print_json({"errors": errors_as_json(error.failures)})
         return
     messages = error.problems if isinstance(error, ConfigError) else [error.message]
-    print_json({"errors": [{"server": error.server, "message": message} for message in messages]})
+    print_json({"errors": [_error(error.server, message, error.hint) for message in messages]})
 
 
 def jobs_document(
@@ -85,10 +95,10 @@ def servers_document(
     return {"servers": servers, "errors": errors_as_json(errors)}
 
 
-def print_json(document: Any) -> None:  # noqa: ANN401 - any document
-    """Print the one document."""
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print the one document; docs/schema.json has its shape."""
     Document.is_printed = True
-    streams.write_text(streams.OUT, json.dumps(document, indent=2) + "\n")
+    streams.write_text(streams.OUT, json.dumps({"schema": SCHEMA, **document}, indent=2) + "\n")
 
 
 def _as_mapping(value: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass or a mapping

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remote_tool.jobs.job import Job
 
 # The first line of the script of an MPI launch.
-MPI_MARK = "# mpiexec"
+LAUNCH_MARKS = ("# mpiexec", "# ray ")
 LONGEST_COMMAND = 500
 MINUTE, HOUR, DAY = 60, 3600, 86400
 # GPU- and eight digits.
@@ -61,7 +61,7 @@ def print_jobs(
 
 def short_command(job: Job) -> str:
     """Return the command as the user gave it, without the words that a launch adds."""
-    if (job.launch_id and job.command.startswith(MPI_MARK)) or job.command.startswith(JUPYTER_MARK):
+    if (job.launch_id and job.command.startswith(LAUNCH_MARKS)) or job.command.startswith(JUPYTER_MARK):
         return one_line(job.command.partition("\n")[0].removeprefix("# "))[:LONGEST_COMMAND]
     _, separator, command = job.command.partition(" --redirects 3 ")
     return one_line(f"torchrun … {command}" if job.launch_id and separator else job.command)[:LONGEST_COMMAND]

@@ -148,7 +148,7 @@ async def _find_nodes(
     context: Context, request: LaunchRequest, servers: Sequence[str], failed: dict[str, tuple[Check, ...]]
 ) -> dict[str, NodeFacts]:
     """Return the servers with torch, one for each machine."""
-    asked = await ask_facts(context, request, servers)
+    asked = await ask_facts(context, request, servers, Launcher.named(request.launcher))
     failed |= {server: (_failed(error),) for server, error in asked.errors.items()}
     for server, facts in asked.values.items():
         if not facts.torch:

@@ -87,7 +87,7 @@ class Dispatcher:
         answer = await start_specs(self._context, [self._make_spec(each) for each in taken])
         problem, unstarted = answer.errors.get(server), []
         for assignment, job in zip(taken, answer.jobs, strict=True):
-            if problem is not None and job.state.is_finished and job.started_at is None:
+            if problem is not None and job.never_began:
                 unstarted.append(assignment)
                 continue
             self._queue.begin(Attempt(assignment.shard, assignment.slot, job))

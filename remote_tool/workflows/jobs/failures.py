@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Begins the lines of the supervisor in the output of a job.
 _NOTE = "remote-tool: "
+_COLOR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 LONGEST_ERROR_FILE = 4 * 1024 * 1024
 _WANTS_LOCAL_RANK = re.compile(r"error: the following arguments are required: .*?--(local[_-]rank)\b")
 _ERROR_STREAM = re.compile(r"ranks/([0-9]+)/([0-9]+)/error")
@@ -83,8 +84,11 @@ def first_failure(jobs: Sequence[Job], registry_folder: Path) -> RankFailure | N
     failed = [job for job in jobs if job.state in {JobState.FAILED, JobState.LOST}]
     lost = next((job for job in failed if job.lost_node is not None), None)
     if lost is not None:
-        server = next((job.server for job in jobs if job.node_rank == lost.lost_node), f"node {lost.lost_node}")
-        return RankFailure(server=server, rank=None, message=lost.reason)
+        node = next((job for job in jobs if job.node_rank == lost.lost_node), None)
+        if node is None:
+            return RankFailure(server=f"node {lost.lost_node}", rank=None, message=lost.reason)
+        is_known = node.state is JobState.LOST and node.reason
+        return RankFailure(server=node.server, rank=None, message=node.reason if is_known else lost.reason)
     if not failed:
         return None
     # A rank prints its error before the job of its node ends, so that job may still run.
@@ -182,7 +186,7 @@ def _last_attempt(logs: LogFolder) -> dict[int, str]:
 
 def _tail(logs: LogFolder, stream: str) -> str:
     start = max(0, logs.sizes().get(stream, 0) - TAIL)
-    return b"".join(logs.read(stream, start)).decode(errors="replace")
+    return _COLOR.sub("", b"".join(logs.read(stream, start)).decode(errors="replace"))
 
 
 def _without_notes(text: str, reason: str) -> tuple[str, str]:

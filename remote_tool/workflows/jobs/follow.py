@@ -80,6 +80,8 @@ LONGEST_PAUSE = 15.0
 FIRST_QUESTION = 2.0
 # A connection that lasted this long counts as restored.
 WORKED_SECONDS = 30.0
+# After a job has been put back: before its server is asked again.
+WAITS_AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -327,6 +329,7 @@ async def follow_server(
             problem = error
         if isinstance(problem, WaitsAgainError):
             context.report(Notice(server, str(problem)))
+            await asyncio.sleep(WAITS_AGAIN_SECONDS)
             continue
         if not is_interruption(problem):
             raise problem

@@ -45,7 +45,7 @@ class JobMissingError(JobError):
 
 
 class WaitsAgainError(JobError):
-    """A job was ended, and waits for its next attempt."""
+    """A job was ended, and waits for its next attempt, or has begun it."""
 
 
 @dataclass(frozen=True)
@@ -308,9 +308,11 @@ async def _take_status(context: Context, copy: _LogCopy, status: object, listene
     if job.id != copy.job.id:
         raise JobError(f"{copy.job.server}: answered about another job", server=copy.job.server)
     if isinstance(status, dict) and may_begin_again(context.config, job.server, status):
-        job = replace(await _ask_for_end(context, job), status_values=job.status_values)
-        if not job.state.is_finished:
-            raise WaitsAgainError(f"job {copy.job.key} waits again: {job.reason}", server=job.server)
+        seen = replace(await _ask_for_end(context, job), status_values=job.status_values)
+        if not seen.state.is_finished or _has_begun_again(seen, job):
+            what = "waits again" if seen.state is JobState.QUEUED else "has begun again"
+            raise WaitsAgainError(f"job {copy.job.key} {what}: {seen.reason}".removesuffix(": "), server=job.server)
+        job = seen
     if copy.with_output and len(remote.sizes) >= MOST_STREAMS:
         text = f"job {copy.job.key}: only {MOST_STREAMS} of its output files are pulled"
         context.report(Notice(copy.job.server, text))
@@ -326,11 +328,18 @@ async def _ask_for_end(context: Context, job: Job) -> Job:
     deadline = time.monotonic() + SECONDS_OF_ENDING
     while True:
         seen = (await ask_about_jobs(context, job.server, ids=[job.id])).jobs.get(job.id)
-        if seen is not None and (seen.job.state.is_finished or seen.job.state is JobState.QUEUED):
+        if seen is not None and (
+            seen.job.state.is_finished or seen.job.state is JobState.QUEUED or _has_begun_again(seen.job, job)
+        ):
             return seen.job
         if time.monotonic() > deadline:
             return job
         await asyncio.sleep(1.0)
+
+
+def _has_begun_again(seen: Job, ended: Job) -> bool:
+    """Return whether another attempt has begun since a job has ended."""
+    return seen.started_at is not None and len(seen.failed_attempts) > len(ended.failed_attempts)
 
 
 def _take_queued(context: Context, job: Job, why: object) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError
+from remote_tool.errors import JobError, RemoteToolError
 from remote_tool.jobs.job import DEFAULT_GRACE
 from remote_tool.protocol.job_fields import is_number
 from remote_tool.transport.pool import on_every
@@ -74,11 +74,6 @@ class OrphansAnswer:
     strays: tuple[Orphan, ...]
     places: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     errors: Mapping[str, RemoteToolError] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """0 if every server answered, else the exit code of the errors."""
-        return SomeServersFailedError(self.errors, list(self.places)).exit_code if self.errors else 0
 
 
 async def find_orphans(context: Context, servers: Sequence[str] = ()) -> OrphansAnswer:

@@ -92,7 +92,7 @@ async def _launch_once(context: Context, request: LaunchRequest, git: GitState |
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
     if errors := await _find_gpus(context, request, servers):
         return JobsAnswer((), errors, warnings=sent.warnings, answered=servers)
-    facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
+    facts = await ask_facts(context, request, servers, launcher)
     if facts.errors:
         return JobsAnswer((), facts.errors, warnings=sent.warnings, answered=servers)
     if request.lost_after is None:
@@ -128,7 +128,7 @@ async def plan_only(context: Context, request: LaunchRequest) -> LaunchPlan:
     launcher = Launcher.named(request.launcher)
     servers = _choose_nodes(context, request)
     request = _with_command_read(context, request, launcher)
-    facts = await ask_facts(context, request, servers, needs_python=launcher.needs_python)
+    facts = await ask_facts(context, request, servers, launcher)
     facts.raise_if_any_failed()
     return await make_plan(context, request, list(facts.values.values()), launcher)
 
@@ -160,7 +160,7 @@ async def _find_gpus(context: Context, request: LaunchRequest, servers: Sequence
 
 async def _shall_retry(context: Context, request: LaunchRequest, answer: JobsAnswer) -> bool:
     """Return whether a launch that did not start should be tried again: another job was quicker to take GPUs."""
-    failed = [job for job in answer.jobs if job.state.is_finished and job.started_at is None and job.gpu_count]
+    failed = [job for job in answer.jobs if job.never_began and job.gpu_count]
     if not request.wait or not any(NOT_FREE in job.reason for job in failed):
         return False
     context.report(Notice("", "another job has taken GPUs of the launch meanwhile; trying again"))
@@ -255,7 +255,7 @@ async def make_plan(
 async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
     """If one node did not start, stop those that did; the answer has an error for each other one."""
     # A short command may have ended before a slow answer arrived.
-    never_began = [job for job in answer.jobs if job.state.is_finished and job.started_at is None]
+    never_began = [job for job in answer.jobs if job.never_began]
     failed = {job.server: job for job in answer.jobs if job.server in answer.errors or job in never_began}
     if not failed:
         return answer
@@ -270,7 +270,8 @@ async def all_or_none(context: Context, answer: JobsAnswer) -> JobsAnswer:
 
 def make_specs(plan: LaunchPlan, request: LaunchRequest) -> list[JobSpec]:
     """Return the jobs of a plan; the first node's is the master."""
-    watch, grace = _make_watch(plan, request), Launcher.named(request.launcher).grace
+    launcher = Launcher.named(request.launcher)
+    watch = _make_watch(plan, request, launcher)
     return [
         JobSpec(
             id=node.job_id,
@@ -280,7 +281,7 @@ def make_specs(plan: LaunchPlan, request: LaunchRequest) -> list[JobSpec]:
             tags=request.tags if node.node_rank else (*request.tags, MASTER_TAG),
             launch_id=plan.launch_id,
             node_rank=node.node_rank,
-            grace=DEFAULT_GRACE if grace is None else grace,
+            grace=DEFAULT_GRACE if launcher.grace is None else launcher.grace,
             rank_offset=node.rank_offset,
             watch=watch,
         )
@@ -288,7 +289,7 @@ def make_specs(plan: LaunchPlan, request: LaunchRequest) -> list[JobSpec]:
     ]
 
 
-def _make_watch(plan: LaunchPlan, request: LaunchRequest) -> LaunchWatch | None:
+def _make_watch(plan: LaunchPlan, request: LaunchRequest, launcher: Launcher) -> LaunchWatch | None:
     if len(plan.nodes) == 1:
         return None
     return LaunchWatch(
@@ -297,6 +298,7 @@ def _make_watch(plan: LaunchPlan, request: LaunchRequest) -> LaunchWatch | None:
         port=plan.rendezvous.watch_port,
         secret=secrets.token_hex(32),
         lost_after=DEFAULT_LOST_AFTER if request.lost_after is None else request.lost_after,
+        goes_on_without_workers=launcher.goes_on_without_workers,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_tool.config.devices import devices_of, refuse_missing
 from remote_tool.errors import JobError
-from remote_tool.launchers.plan import NodeFacts
+from remote_tool.launchers.plan import Launcher, NodeFacts
 from remote_tool.transport.pool import Results, on_every
 from remote_tool.workflows.agent_client import call
 
@@ -26,9 +26,9 @@ MOST_CPUS = 65536
 
 
 async def ask_facts(
-    context: Context, request: LaunchRequest, servers: Sequence[str], *, needs_python: bool = True
+    context: Context, request: LaunchRequest, servers: Sequence[str], launcher: Launcher
 ) -> Results[NodeFacts]:
-    """Query the facts of every server."""
+    """Query the facts of every server that a launcher needs."""
 
     async def ask(server: str) -> NodeFacts:
         host = await context.pool.host(server)
@@ -38,7 +38,8 @@ async def ask_facts(
             "entry": config.entry_of(server),
             "setup": config.setup_of(server),
             "environment": {**config.variables_of(server), **request.environment},
-            "needs_python": needs_python,
+            "needs_python": launcher.needs_python,
+            "package": launcher.package,
         }
         answer = await call(host, config, "facts", question)
         return replace(
@@ -63,6 +64,7 @@ def read_facts(server: str, answer: Mapping[str, Any]) -> NodeFacts:
             python=str(answer["python"]),
             torch=str(answer.get("torch") or ""),
             nccl=str(answer.get("nccl") or ""),
+            ray=str(answer.get("ray") or ""),
             gpus=read_count(answer["gpus"], MOST_GPUS),
             cpus=read_count(answer.get("cpus", 1), MOST_CPUS, 1),
             addresses=_addresses(answer),

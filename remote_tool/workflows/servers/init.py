@@ -14,7 +14,7 @@ from remote_tool.config import forms
 from remote_tool.config.hosts import name_for
 from remote_tool.config.listed import servers_for
 from remote_tool.config.loading import parse
-from remote_tool.config.servers import HERE
+from remote_tool.config.servers import HERE, refuse_other_systems
 from remote_tool.errors import UsageError
 from remote_tool.paths import LocalPaths
 from remote_tool.system.files import sync_folder, write_all_atomically
@@ -79,7 +79,12 @@ class ThisMachine:
 
     @classmethod
     def now(cls) -> ThisMachine:
-        """Return this machine, with the environment of the shell in which this program runs."""
+        """Return this machine, with the environment of the shell in which this program runs.
+
+        Raises:
+            UsageError: It cannot be a server.
+        """
+        refuse_other_systems(HERE)
         return cls(os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX") or "")
 
 
@@ -188,10 +193,11 @@ def format_configuration(root: Path, answers: InitAnswers) -> str:
     """Return ``configs.yaml``."""
     here, has_servers = answers.this_machine, bool(answers.servers or answers.this_machine)
     lines = [
-        "# Servers and settings of this project; docs/configuration.md explains every key.",
+        "# Servers and settings of this project; docs/configuration.md or man remote-tool-configs explains every key.",
         f"name: {_quoted(answers.name or root.name)}   # the project's folder in the home folder on each server",
         '# python: "3.11"           # default: the version that runs remote-tool',
         "# environment: miniconda   # or miniforge, uv, venv, {existing: /path/to/prefix}",
+        *(["# respect_gitignore: true  # what git ignores is not sent"] if (root / ".gitignore").exists() else []),
         "servers:" if has_servers else "servers: {}   # gpu1: {hostname: 10.0.0.5, username: ubuntu}",
     ]
     if here is not None:

@@ -23,6 +23,8 @@ USUAL_GRACE = 10.0
 EXTRA_SECONDS = 25.0
 # From SIGTERM to the end of what is left, for the largest usual KillWait.
 CANCEL_SECONDS = 90.0
+# The task on the node ends when it has seen the end of its job; that of a suspended batch job does not.
+ALONE_SECONDS = 5.0
 _PAUSE = 0.5
 
 
@@ -41,8 +43,10 @@ async def stop(pool: HostPool, config: Config, server: str, request: Mapping[str
     alone = [job_id for job_id in asked if job_id not in late and _is_alone(known[job_id])]
     references = {job_id: ref for job_id in (*waiting, *late, *alone) if (ref := _reference(known.get(job_id, {})))}
     host = await pool.host(server)
-    problem = await _cancel(host, sorted(set(references.values())))
-    if not problem and waiting:
+    left_alone = {references[job_id] for job_id in alone} if alone else set()
+    gone = await _gone_by_itself(host, left_alone)
+    problem = await _cancel(host, sorted(set(references.values()) - gone))
+    if not problem and references:
         await remove_leftovers(host, config)
     if late and not problem:
         ends = [{"id": job_id, "reason": "stopped by scancel", "killed": True} for job_id in late]
@@ -78,6 +82,22 @@ async def _wait_for_ends(
             break
         await asyncio.sleep(_PAUSE if ids else 0)
     return known
+
+
+async def _gone_by_itself(host: Host, references: set[str]) -> set[str]:
+    """Wait briefly for batch jobs whose jobs have ended; return those that are over.
+
+    A stop by Slurm that comes before the end of their task would look like the reason for it.
+    """
+    gone: set[str] = set()
+    deadline = time.monotonic() + ALONE_SECONDS
+    while references - gone and time.monotonic() < deadline:
+        queue = await read_queue(host)
+        if not queue.problem:
+            gone = {each for each in references if each not in queue.jobs or queue.jobs[each].is_over}
+        if references - gone:
+            await asyncio.sleep(_PAUSE)
+    return gone
 
 
 def _longest_grace(request: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> float:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import shlex
-import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from remote_tool.errors import RemoteCommandError
 from remote_tool.paths import shell_path
 from remote_tool.redaction import redact
 from remote_tool.workflows.agent_client import call_until_answered
 from remote_tool.workflows.slurm import submit_program
-from remote_tool.workflows.slurm.states import BY, FORMAT, BatchJob, Verdict, judge, parse_accounting, parse_queue
+from remote_tool.workflows.slurm.states import (
+    BY,
+    FORMAT,
+    BatchJob,
+    Verdict,
+    is_ended_from_outside,
+    judge,
+    parse_accounting,
+    parse_queue,
+)
 from remote_tool.workflows.slurm.submit_program import PROGRAMS
 
 if TYPE_CHECKING:
@@ -30,17 +38,35 @@ SECONDS = 30.0
 LONGEST_PROBLEM = 160
 # Until a submission has told its jobs their ids.
 SUBMISSION_SECONDS = 300.0
-FIND_PROGRAMS = f'PATH="$PATH:{":".join(PROGRAMS)}"\n'
-# -r: one line for each task of an array.
-_SQUEUE = f"SLURM_TIME_FORMAT=%s squeue -h -r -u \"$(id -u)\" -t all -o '{FORMAT}'"
+# A login may have variables that let Slurm's programs look elsewhere, or show less.
+FIND_PROGRAMS = (
+    f'PATH="$PATH:{":".join(PROGRAMS)}"\n'
+    "unset SLURM_CLUSTERS SQUEUE_ACCOUNT SQUEUE_LICENSES SQUEUE_NAMES SQUEUE_PARTITION SQUEUE_QOS\n"
+)
+# -a: also in partitions that are hidden; -r: one line for each task of an array.
+_SQUEUE = f"SLURM_TIME_FORMAT=%s squeue -h -a -r -u \"$(id -u)\" -t all -o '{FORMAT}'"
+# Batch jobs that were over when what was written for them was removed.
+_removed: WeakKeyDictionary[Host, set[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The batch jobs of this user, by id, or why they are unknown."""
+    """The batch jobs of this user, by id, or why they are unknown.
+
+    Attributes:
+        jobs: By id.
+        problem: Why they are unknown; empty if they are known.
+        now: The time on the server, in seconds since the epoch; None if unknown.
+    """
 
     jobs: Mapping[str, BatchJob]
     problem: str = ""
+    now: float | None = None
+
+    def is_submitted(self, entry: Mapping[str, Any]) -> bool:
+        """Return whether a batch job for a job that does not know it yet waits or runs."""
+        names = {entry.get("id"), entry["spec"].get("launch_id")} - {None, ""}
+        return any(names & set(batch.comment.split()) for batch in self.jobs.values() if not batch.is_over)
 
     def find(self, held: Mapping[str, Any]) -> BatchJob | None:
         """Return the batch job of a job that is held."""
@@ -49,17 +75,20 @@ class Queue:
 
 async def status(pool: HostPool, config: Config, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer op ``status``: what the agent says, with what Slurm says about jobs that have not ended."""
-    host = await pool.host(server)
-    answer, queue = await asyncio.gather(call_until_answered(pool, config, server, "status", request), read_queue(host))
+    answer = await call_until_answered(pool, config, server, "status", request)
     entries = held_entries(answer)
     if not entries:
         return {**answer}
+    host = await pool.host(server)
+    # Only now: a job that has begun since Slurm was asked would look as if Slurm had put it back.
+    queue = await read_queue(host)
     if queue.problem:
         return _without_slurm(answer, queue.problem)
     missing = [entry for entry in entries if not entry.get("ended") and queue.find(entry["held"]) is None]
     if missing:
-        # The agent may know a job that was submitted after Slurm was asked.
-        queue = await look_again(host, queue, [str(entry["held"].get("reference")) for entry in missing])
+        queue = await ask_accounting(host, queue, [str(entry["held"].get("reference")) for entry in missing])
+    now = answer.get("now")
+    queue = replace(queue, now=float(now) if isinstance(now, (int, float)) else None)
     judged, verdicts = judge_all(entries, queue)
     if verdicts:
         asked = {"jobs": [verdict.as_request(job_id) for job_id, verdict in verdicts.items()]}
@@ -68,6 +97,11 @@ async def status(pool: HostPool, config: Config, server: str, request: Mapping[s
         judged |= again
         if any(verdict.end for verdict in verdicts.values()):
             await remove_leftovers(host, config)
+    ended = {batch.reference for entry in entries if (batch := _ended_by_slurm(entry, queue)) is not None}
+    if ended - _removed.setdefault(host, set()):
+        # Their own task has kept what Slurm might have needed to begin them again.
+        _removed[host] |= ended
+        await remove_leftovers(host, config)
     return {**answer, "jobs": [judged.get(str(entry.get("id")), entry) for entry in _entries(answer)]}
 
 
@@ -80,13 +114,21 @@ def judge_all(entries: Iterable[Mapping[str, Any]], queue: Queue) -> tuple[dict[
         if batch is not None:
             judged[job_id], verdict = judge(entry, batch)
         else:
-            judged[job_id], verdict = {**entry, "ran_here": True}, _verdict_without(entry)
+            judged[job_id], verdict = {**entry, "ran_here": True}, _verdict_without(entry, queue)
         if verdict is not None:
             verdicts[job_id] = verdict
     return judged, verdicts
 
 
-def _verdict_without(entry: Mapping[str, Any]) -> Verdict | None:
+def _ended_by_slurm(entry: Mapping[str, Any], queue: Queue) -> BatchJob | None:
+    """Return the batch job of a job with a record of its end, if Slurm has ended it and it is over."""
+    batch = queue.find(entry["held"])
+    if batch is None or not batch.is_over or not entry.get("ended"):
+        return None
+    return batch if is_ended_from_outside(entry) else None
+
+
+def _verdict_without(entry: Mapping[str, Any], queue: Queue) -> Verdict | None:
     """Return what is to be recorded about a job that Slurm does not know."""
     if entry.get("ended"):
         return None
@@ -96,7 +138,8 @@ def _verdict_without(entry: Mapping[str, Any]) -> Verdict | None:
     if reference:
         return Verdict(f"Slurm no longer knows its job {reference}, and it left no record of its end", "failed")
     received_at = entry["spec"].get("received_at")
-    is_old = isinstance(received_at, (int, float)) and time.time() - received_at > SUBMISSION_SECONDS
+    is_known = isinstance(received_at, (int, float)) and queue.now is not None and not queue.is_submitted(entry)
+    is_old = is_known and queue.now - received_at > SUBMISSION_SECONDS
     return Verdict("it was never submitted to Slurm", "failed") if is_old else None
 
 
@@ -112,17 +155,17 @@ async def read_queue(host: Host) -> Queue:
     return Queue(parse_queue(done.stdout.decode(errors="replace")))
 
 
-async def look_again(host: Host, queue: Queue, references: Sequence[str]) -> Queue:
-    """Ask Slurm again about batch jobs that were missing, and its accounting, where there is one."""
-    known = [reference for reference in references if reference.replace("_", "").isdigit()]
-    again = await read_queue(host)
-    jobs = {**queue.jobs, **again.jobs}
-    missing = [reference for reference in known if reference not in jobs]
-    if missing:
-        words = f"sacct -n -X -P -o JobID,State -j {shlex.quote(','.join(missing))}"
+async def ask_accounting(host: Host, queue: Queue, references: Sequence[str]) -> Queue:
+    """Ask Slurm's accounting, where there is one, about batch jobs that have left the queue."""
+    missing = [reference for reference in references if reference.replace("_", "").isdigit()]
+    if not missing:
+        return queue
+    words = f"sacct -n -X -P -o JobID,State -j {shlex.quote(','.join(missing))}"
+    try:
         done = await host.run(f"{FIND_PROGRAMS}{words} 2>/dev/null", timeout=SECONDS, check=False, label="sacct")
-        jobs = {**parse_accounting(done.stdout.decode(errors="replace")), **jobs}
-    return Queue(jobs, again.problem)
+    except RemoteCommandError as error:
+        return Queue({}, error.message.removeprefix(f"{host.name}: "))
+    return Queue({**parse_accounting(done.stdout.decode(errors="replace")), **queue.jobs})
 
 
 def _without_slurm(answer: Mapping[str, Any], problem: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The partitions of a Slurm cluster: for ``check``, their limits and what is configured; for ``gpus``, what is free."""
+"""The partitions of a Slurm cluster, and its clock: limits and settings for ``check``, free GPUs for ``gpus``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from remote_tool.environments.checks.agreement import SMALL_SKEW
 from remote_tool.environments.checks.checks import Check, Status
 from remote_tool.errors import JobError, RemoteCommandError
 from remote_tool.readable import counted
@@ -19,13 +20,20 @@ if TYPE_CHECKING:
     from remote_tool.transport.host import Host
 
 NAME = "slurm"
+CLOCK_NAME = "slurm clock"
 LONGEST_PROBLEM = 200
 MOST_SHOWN = 20
 # Partition, whether it is up, the longest time of a job, a node, its state, its GPUs, and those that are in use.
 _FIELDS = 7
 _FORMAT = "PartitionName:|,Available:|,Time:|,NodeHost:|,StateLong:|,Gres:|,GresUsed:"
-_SINFO = f"sinfo -h -N -O '{_FORMAT}'"
-_USABLE = {"idle", "mixed", "allocated", "completing"}
+_SINFO = f"sinfo -h -a -N -O '{_FORMAT}'"
+# In one last line: the login node's time, the controller's, and the login node's once more.
+_CLOCKS = (
+    'before=$(date +%s); its=$(SLURM_TIME_FORMAT=%s scontrol show config | sed -n "1s/[^0-9]*//gp")\n'
+    'echo "$before $its $(date +%s)"\n'
+)
+_TIMES = 3
+_USABLE = {"idle", "planned", "mixed", "allocated", "completing"}
 _UNLIMITED = {"infinite", "UNLIMITED", "n/a"}
 
 
@@ -39,7 +47,7 @@ class Partition:
         limit: The longest time of a job, as Slurm writes it.
         nodes: The number of its nodes that take jobs.
         idle: Those on which nothing runs.
-        others: The number of its nodes that take none: down, drained.
+        others: The number of its nodes that take none: down, drained, reserved.
         gpus: The GPUs of nodes that take jobs.
         used_gpus: Those in use.
     """
@@ -56,7 +64,7 @@ class Partition:
     def describe(self) -> str:
         """Return it in one line: ``partition gpu: 3 of 8 GPUs free, 1 of 2 nodes idle, up to 1:00:00``."""
         gpus = f"{self.gpus - self.used_gpus} of {counted(self.gpus, 'GPU')} free, " if self.gpus else ""
-        others = f" ({self.others} more down or drained)" if self.others else ""
+        others = f" ({self.others} more not available)" if self.others else ""
         limit = "" if self.limit in _UNLIMITED else f", up to {self.limit}"
         state = "" if self.is_up else ", not up"
         return f"partition {self.name}: {gpus}{self.idle} of {counted(self.nodes, 'node')} idle{others}{limit}{state}"
@@ -68,14 +76,18 @@ async def list_partitions(host: Host) -> list[Partition]:
     Raises:
         JobError: It does not answer.
     """
+    return parse_partitions(await _ask(host, _SINFO))
+
+
+async def _ask(host: Host, script: str) -> str:
     try:
-        done = await host.run(FIND_PROGRAMS + _SINFO, timeout=SECONDS, check=False, label="sinfo")
+        done = await host.run(FIND_PROGRAMS + script, timeout=SECONDS, check=False, label="sinfo")
     except RemoteCommandError as error:
         raise JobError(f"{host.name}: Slurm does not answer: {error.message}", server=host.name) from error
     if not done.ok:
         said = redact(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])[:LONGEST_PROBLEM]
         raise JobError(f"{host.name}: Slurm does not answer: {said or 'sinfo failed'}", server=host.name)
-    return parse_partitions(done.stdout.decode(errors="replace"))
+    return done.stdout.decode(errors="replace")
 
 
 def parse_partitions(text: str) -> list[Partition]:
@@ -93,7 +105,7 @@ def parse_partitions(text: str) -> list[Partition]:
             known.is_up,
             limit,
             known.nodes + is_usable,
-            known.idle + (is_usable and state.startswith("idle")),
+            known.idle + (is_usable and state.startswith(("idle", "planned"))),
             known.others + (not is_usable),
             known.gpus + (count_gpus(gres) if is_usable else 0),
             known.used_gpus + (count_gpus(used) if is_usable else 0),
@@ -127,13 +139,34 @@ def seconds_of(text: str) -> float | None:
 
 
 async def check_slurm(host: Host, slurm: Slurm) -> list[Check]:
-    """Check what is configured for Slurm against what its partitions allow."""
+    """Check what is configured for Slurm against what its partitions allow, and the controller's clock."""
     try:
-        partitions = await list_partitions(host)
+        answer = await _ask(host, f"{_SINFO} || exit\n{_CLOCKS}")
     except JobError as error:
         hint = f"remote-tool run --server {host.name} --cmd sinfo"
         return [Check(NAME, Status.FAIL, error.message.removeprefix(f"{host.name}: "), hint)]
-    return judge_slurm(slurm, partitions)
+    return [*judge_slurm(slurm, parse_partitions(answer)), judge_clock(answer.rstrip().rpartition("\n")[2])]
+
+
+def judge_clock(times: str) -> Check:
+    """Return the check of the controller's clock, by which Slurm says when jobs began.
+
+    Args:
+        times: Three times in whole seconds since the epoch: the login node's, the controller's, and the login node's
+            once more. The controller's is missing where Slurm does not say it.
+    """
+    words = times.split()
+    if len(words) != _TIMES or not all(word.isdecimal() for word in words):
+        return Check(CLOCK_NAME, Status.UNKNOWN, "unknown")
+    before, its, after = (int(word) for word in words)
+    # Of each, the fraction of a second is unknown.
+    ahead, behind = its - after - 1, before - its - 1
+    seconds = max(ahead, behind)
+    if seconds <= SMALL_SKEW:
+        return Check(CLOCK_NAME, Status.OK, "the controller's agrees with this server's")
+    way = "ahead of" if ahead > behind else "behind"
+    value = f"the controller's is {seconds} s {way} this server's"
+    return Check(CLOCK_NAME, Status.WARN, value, "tell the administrators of the cluster")
 
 
 def judge_slurm(slurm: Slurm, partitions: Sequence[Partition]) -> list[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import UsageError
@@ -46,7 +47,8 @@ async def ask_for_jobs(
     from remote_tool.workflows.slurm import cancel, look, submit  # noqa: PLC0415 - few servers have Slurm
 
     operations = {"start": submit.start, "status": look.status, "stop": cancel.stop}
-    return await operations[operation](pool, config, server, request)
+    with pool.announcing(server, "still waiting for Slurm") if operation != "stop" else nullcontext():
+        return await operations[operation](pool, config, server, request)
 
 
 async def hosts_of_jobs(

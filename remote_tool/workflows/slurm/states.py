@@ -17,7 +17,6 @@ CLOCK_SECONDS = 5.0
 FORMAT = "%i|%T|%S|%N|%k|%r"
 _FIELDS = 6
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-_ALIVE = {"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING", "COMPLETING"}
 _UNREMARKABLE = {"RUNNING", "CONFIGURING", "COMPLETING"}
 _KILLED = {"CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE", "REVOKED"}
 _ENDS = {
@@ -29,6 +28,8 @@ _ENDS = {
     "OUT_OF_MEMORY": "it ran out of memory",
     "BOOT_FAIL": "its node could not boot",
 }
+# Of other states, some of which only newer versions have, more may come.
+_OVER = {*_ENDS, "COMPLETED", "FAILED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 NEVER_SATISFIED = "DependencyNeverSatisfied"
 _REASONS = {
     "Priority": "others are before it",
@@ -60,16 +61,16 @@ class BatchJob:
         state: As Slurm names it, such as PENDING.
         start: When it began or is expected to begin, in seconds since the epoch; None if unknown.
         nodes: Its nodes; empty while it waits.
-        comment: The name of its submission.
         reason: Why it waits, as Slurm says it; empty without one.
+        comment: The first of its jobs, and their launch.
     """
 
     reference: str
     state: str
     start: float | None = None
     nodes: str = ""
-    comment: str = ""
     reason: str = ""
+    comment: str = ""
 
     @property
     def is_waiting(self) -> bool:
@@ -79,7 +80,7 @@ class BatchJob:
     @property
     def is_over(self) -> bool:
         """Whether nothing of it runs or will run."""
-        return self.state not in _WAITING | _ALIVE
+        return self.state in _OVER
 
     @property
     def was_killed(self) -> bool:
@@ -114,7 +115,7 @@ def parse_queue(text: str) -> dict[str, BatchJob]:
         if len(fields) == _FIELDS:
             reference, state, start, nodes, comment, reason = (_value(field) for field in fields)
             moment = float(start) if start.isdecimal() else None
-            found[reference] = BatchJob(reference, state, moment, nodes, comment, reason)
+            found[reference] = BatchJob(reference, state, moment, nodes, reason, comment)
     return found
 
 
@@ -193,7 +194,9 @@ def _judge_ended(seen: dict[str, Any], batch: BatchJob) -> tuple[dict[str, Any],
         return {**seen, "ended": None, "started": None, "state": "starting", "reason": batch.describe()}, None
     if is_ended_from_outside(seen) and not batch.is_over:
         return {**seen, "ended": None, "state": "running", "reason": f"{batch.describe()}; it is ending"}, None
-    if is_ended_from_outside(seen) or (batch.state == "OUT_OF_MEMORY" and seen["state"] == "failed"):
+    if (is_ended_from_outside(seen) and batch.state in _ENDS) or (
+        batch.state == "OUT_OF_MEMORY" and seen["state"] == "failed"
+    ):
         # The command may have ended before its supervisor knew why.
         state = "killed" if batch.was_killed and seen["state"] == "failed" else seen["state"]
         return {**seen, "state": state, "reason": batch.describe_end()}, None

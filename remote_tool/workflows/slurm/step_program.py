@@ -59,14 +59,26 @@ def note_ending(*_: object) -> None:
     """Let the job's folder say that Slurm ends it, as it may begin it again, whatever the job makes of it."""
     if Ending.at is None:
         Ending.at = time.monotonic()
-        if Ending.folder is not None:
-            held = Ending.folder / "held.json"
+        mark_ending()
+
+
+def mark_ending() -> None:
+    """Write down that Slurm ends the job; a full disk must not end the job before its record is written."""
+    if Ending.at is not None and Ending.folder is not None:
+        held = Ending.folder / "held.json"
+        with suppress(OSError):
             write(held, {**read_json(held), "ending": True})
+
+
+def ignore(*_: object) -> None:
+    """Do nothing at a signal that is meant for the job: Slurm sends it to all processes."""
 
 
 def main() -> int:
     """Start the job of this task, stay until it has ended, and return its exit code."""
     signal.signal(signal.SIGTERM, note_ending)
+    for each in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT):
+        signal.signal(each, ignore)
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     request = read_json(Path(JOBS))
     if not request:
@@ -77,7 +89,7 @@ def main() -> int:
         os.environ.setdefault(name, value)
     number = int(os.environ.get("SLURM_ARRAY_TASK_ID") or os.environ["SLURM_PROCID"])
     job = request["jobs"][number]
-    folder = Path.home() / request["jobs_folder"] / job["id"]
+    Ending.folder = folder = Path.home() / request["jobs_folder"] / job["id"]
     try:
         if request["meets"]:
             job = with_proxy(agent, request, meet(agent, request, job, number), number)
@@ -87,7 +99,7 @@ def main() -> int:
         ask(agent, request, "settle", {"jobs": [{"id": job["id"], "reason": str(error), "failed": True}]})
         return finish(request, folder)
     if started:
-        Ending.folder = folder
+        mark_ending()
         stay(folder)
     return finish(request, folder)
 
@@ -113,10 +125,15 @@ def start(agent: str, request: dict[str, Any], job: dict[str, Any]) -> bool:
     own = {name: os.environ[name] for name in KEPT if os.environ.get(name)}
     job = {**job, "environment": {**own, **job["environment"]}}
     folder = Path.home() / request["jobs_folder"] / job["id"]
-    reference = read_json(folder / "held.json").get("reference")
+    held = read_json(folder / "held.json")
+    reference = held.get("reference")
     if reference and reference != own_reference():
+        Ending.folder = None
         sys.stderr.write(f"{job['id']}: Slurm job {reference} starts it\n")
         return False
+    if held and not reference:
+        # The login node may still be busy telling other jobs theirs.
+        write(folder / "held.json", {**held, "reference": own_reference(), "reason": f"Slurm job {own_reference()}"})
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     fields = {**request["start"], "jobs": [job], "attempt": restarts + 1, "why": "requeued by Slurm"}
     answer = ask(agent, request, "start", fields)
@@ -148,7 +165,8 @@ def stay(folder: Path) -> None:
             return
         if supervisor is not None and not Path(f"/proc/{supervisor}").exists():
             return
-        stop = read_bytes(folder / "stop.json")
+        # Reading alone may find on NFS what was there before.
+        stop = read_bytes(folder / "stop.json") if folder / "stop.json" in folder.iterdir() else b""
         if supervisor is not None and stop != asked:
             asked = stop
             send(supervisor, signal.SIGUSR1)
@@ -193,6 +211,7 @@ def meet(agent: str, request: dict[str, Any], job: dict[str, Any], rank: int) ->
         routes = {each["address"]: each for each in reached["results"] if each.get("ok")}
         write(Path(attempt + f"reached-{rank}"), {"addresses": sorted(routes)})
         if rank == 0:
+            remove_proxies(Path.home() / request["jobs_folder"] / job["id"])
             choose(attempt, listen, names)
         chosen = wait_for(attempt + "chosen", CONNECT_SECONDS)
     refuse(chosen)
@@ -207,7 +226,7 @@ def listening(agent: str, request: dict[str, Any], attempt: str, rank: int) -> I
         yield
         return
     secret, nonce = os.urandom(16).hex(), os.urandom(16).hex()
-    with begin(agent) as process:
+    with begin(agent, request) as process:
         assert process.stdin is not None
         process.stdin.write(line_of(request, "listen", {"port": request["port"], "secret": secret}, nonce))
         process.stdin.flush()
@@ -285,6 +304,12 @@ def with_proxy(agent: str, request: dict[str, Any], job: dict[str, Any], rank: i
     return {**job, "command": job["command"].replace(PROXY, " ".join([PROXY.partition(" ")[0], *words]))}
 
 
+def remove_proxies(folder: Path) -> None:
+    """Remove what the mpiexec of an attempt before has printed, which other nodes would take for that of this one."""
+    for path in folder.glob("mpi-*"):
+        path.unlink()
+
+
 def refuse(answer: dict[str, Any]) -> None:
     """Raise the error of an answer."""
     if answer.get("error"):
@@ -299,7 +324,7 @@ def node_name() -> str:
 def ask(agent: str, request: dict[str, Any], operation: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Have the agent carry out an operation with one answer."""
     nonce = os.urandom(16).hex()
-    with begin(agent) as process:
+    with begin(agent, request) as process:
         assert process.stdin is not None
         process.stdin.write(line_of(request, operation, fields, nonce))
         process.stdin.flush()
@@ -308,11 +333,15 @@ def ask(agent: str, request: dict[str, Any], operation: str, fields: dict[str, A
     return answer
 
 
-def begin(agent: str) -> subprocess.Popen[bytes]:
-    """Start the control program of the agent."""
+def begin(agent: str, request: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the control program of the agent, with the umask of the login, which is that of commands."""
     environment = {**os.environ, "REMOTE_TOOL_SUPERVISOR": "1"}
     words = [sys.executable, "-I", "-S", agent]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    before = os.umask(request["umask"])
+    try:
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    finally:
+        os.umask(before)
 
 
 def line_of(request: dict[str, Any], operation: str, fields: dict[str, Any], nonce: str) -> bytes:

@@ -8,9 +8,15 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from remote_tool.errors import ConnectionLostError, JobError, RemoteCommandError
+from remote_tool.errors import ConnectError, ConnectionLostError, JobError, RemoteCommandError
 from remote_tool.redaction import redact
-from remote_tool.workflows.agent_client import PAUSES, NoAnswerError, call_until_answered
+from remote_tool.workflows.agent_client import (
+    PAUSES,
+    NoAnswerError,
+    NotPreparedError,
+    call_until_answered,
+    lost_answer,
+)
 from remote_tool.workflows.agent_program import source_archive
 from remote_tool.workflows.slurm import step_program
 from remote_tool.workflows.slurm.look import program_script, remove_leftovers
@@ -32,31 +38,46 @@ _KEPT = ("min_free",)
 
 async def start(pool: HostPool, config: Config, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer op ``start``: have the agent make the folders of the jobs, and submit them."""
-    slurm = config.servers[server].slurm
-    assert slurm is not None
     asked = [{**job, "held_by": BY, "on_empty": None} for job in request["jobs"]]
     folders = [{**job, "watch": None} for job in asked]
     answer = await call_until_answered(pool, config, server, "hold", {**request, "jobs": folders, "by": BY})
     entries = {str(entry.get("id")): entry for entry in answer.get("jobs") or () if isinstance(entry, dict)}
     ready = [job for job in asked if _may_begin(entries.get(job["id"]))]
-    for batch in _batches(ready):
-        # Of a submission that was cut off, some jobs may not know yet that it succeeded.
-        if all(_has_reference(entries[job["id"]]) for job in batch):
-            continue
-        try:
-            reference = await _submit_until_answered(pool, config, server, _submission(config, slurm, batch, request))
-        except JobError as error:
-            if isinstance(error, NoAnswerError):
-                raise
-            ends = [{"id": job["id"], "reason": f"not submitted: {error.message}", "failed": True} for job in batch]
-            await call_until_answered(pool, config, server, "settle", {"jobs": ends})
-            await remove_leftovers(await pool.host(server), config)
-            for job in batch:
-                entries[job["id"]] |= {"error": error.message, "hint": error.hint, "begun": False}
-        else:
-            for job in batch:
-                entries[job["id"]] |= {"state": "queued", "reason": f"Slurm job {reference}"}
+    try:
+        for batch in _batches(ready):
+            # Of a submission that was cut off, some jobs may not know yet that it succeeded.
+            if not all(_has_reference(entries[job["id"]]) for job in batch):
+                await _submit(pool, config, server, batch, request, entries)
+    except (ConnectError, NotPreparedError) as error:
+        # Also one that could not be made again: what was asked for before may have been done.
+        raise lost_answer(server, "start", error) from None
     return {**answer, "jobs": list(entries.values())}
+
+
+async def _submit(
+    pool: HostPool,
+    config: Config,
+    server: str,
+    batch: Sequence[dict[str, Any]],
+    request: Mapping[str, Any],
+    entries: Mapping[str, dict[str, Any]],
+) -> None:
+    """Submit a batch job, and put into the answers about its jobs what Slurm says."""
+    slurm = config.servers[server].slurm
+    assert slurm is not None
+    try:
+        reference = await _submit_until_answered(pool, config, server, _submission(config, slurm, batch, request))
+    except JobError as error:
+        if isinstance(error, NoAnswerError):
+            raise
+        ends = [{"id": job["id"], "reason": f"not submitted: {error.message}", "failed": True} for job in batch]
+        await call_until_answered(pool, config, server, "settle", {"jobs": ends})
+        await remove_leftovers(await pool.host(server), config)
+        for job in batch:
+            entries[job["id"]].update(error=error.message, hint=error.hint, begun=False)
+    else:
+        for job in batch:
+            entries[job["id"]].update(state="queued", reason=f"Slurm job {reference}")
 
 
 def _may_begin(entry: Mapping[str, Any] | None) -> bool:
@@ -117,7 +138,7 @@ def _submission(
     }
     return {
         "name": first["id"],
-        "words": [*words, f"--job-name={name}", f"--comment={first['id']}"],
+        "words": [*words, f"--job-name={name}", f"--comment={first['id']} {first.get('launch_id') or ''}".rstrip()],
         "array": array,
         "after": list(first.get("after") or ()),
         "after_any": bool(first.get("after_any")),

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 
 FOLDER = "slurm"
 PROGRAMS = ("/usr/local/bin", "/usr/local/slurm/bin", "/opt/slurm/bin")
-SECONDS, PATIENCE, ABANDONED_SECONDS = 60.0, 60.0, 600.0
+# Who holds the lock may wait for sbatch.
+SECONDS, PATIENCE, ABANDONED_SECONDS = 60.0, 75.0, 600.0
 # The environment of the login that has no meaning, or another one, on a node.
 LEFT_OUT = ("SSH_", "XDG_", "REMOTE_TOOL_", "SLURM_", "SBATCH_")
 LEFT_OUT_NAMES = {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "MAIL", "DISPLAY", "HOSTNAME"}
 # Slurm stores the environment that it is told to pass on, so that is only what a shell needs.
 EXPORTED = "HOME,PATH,USER,LOGNAME,SHELL,LANG"
 BATCH = """#!/bin/sh
-exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL ../../python -I -S step.py %s
+cpus=${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}
+exec srun $cpus --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none --export=ALL ../../python -I -S step.py %s
 """
 
 
@@ -39,7 +41,8 @@ class RefusedError(Exception):
 def main() -> None:
     """Carry out the request."""
     request = json.load(sys.stdin)
-    os.umask(0o077)
+    request["umask"] = os.umask(0o077)
+    os.environ.pop("SLURM_CLUSTERS", None)
     os.environ["PATH"] = ":".join([os.environ.get("PATH", "/usr/bin:/bin"), *PROGRAMS])
     try:
         if request.get("only_remove"):
@@ -66,11 +69,11 @@ def submit(request: dict[str, Any]) -> str:
         wait_for_lock(lock.fileno())
         reference = read(folder / "id")
         if not reference and not is_new:
-            reference = find_by_comment(request["name"])
+            reference = find_by_comment(request["name"], "-t", "all")
         if not reference:
             reference = submit_new(folder, jobs, request)
         write(folder / "id", reference)
-        for number, job in enumerate(request["jobs"]):
+        for number, job in enumerate(read(folder / "ids").split()):
             tell(jobs / job, job, f"{reference}_{number}" if request["array"] else reference)
     return reference
 
@@ -80,6 +83,11 @@ def submit_new(folder: Path, jobs: Path, request: dict[str, Any]) -> str:
     try:
         return call_sbatch(folder, [*request["words"], *dependencies(jobs, request)], request["array"])
     except RefusedError:
+        # The answer may be that of a controller which was busy, and has queued it.
+        with suppress(RefusedError):
+            reference = find_by_comment(request["name"])
+            if reference:
+                return reference
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
@@ -91,7 +99,7 @@ def store(folder: Path, request: dict[str, Any]) -> bool:
     new = folder.with_name(f"{folder.name}.new-{os.urandom(4).hex()}")
     new.mkdir(parents=True)
     login = {name: value for name, value in os.environ.items() if is_of_login(name)}
-    write(new / "jobs.json", json.dumps({**request["request"], "login": login}))
+    write(new / "jobs.json", json.dumps({**request["request"], "login": login, "umask": request["umask"]}))
     write(new / "step.py", request["step"])
     write(new / "batch", BATCH % request["agent"])
     write(new / "ids", "".join(job + "\n" for job in request["jobs"]))
@@ -163,17 +171,18 @@ def tell(folder: Path, job: str, reference: str) -> None:
         write(folder / "held.json", json.dumps(record) + "\n")
 
 
-def find_by_comment(name: str) -> str:
+def find_by_comment(name: str, *states: str) -> str:
     """Return the id of a batch job that was submitted before, although nothing here says so; empty without one."""
-    for reference, comment in listed("-t", "all"):
-        if comment == name:
+    for reference, comment in listed(*states):
+        if comment.partition(" ")[0] == name:
             return reference
     return ""
 
 
 def listed(*states: str) -> list[tuple[str, str]]:
     """Return the ids and the comments of this user's batch jobs, by default of those that are not over."""
-    status, output, errors = run(["squeue", "-h", "-u", str(os.getuid()), *states, "-o", "%A %k"], Path())
+    # %F: a task of an array that has begun has another id besides.
+    status, output, errors = run(["squeue", "-h", "-a", "-u", str(os.getuid()), *states, "-o", "%F %k"], Path())
     if status:
         raise RefusedError(f"squeue: {said(errors)}")
     return [(line.partition(" ")[0], line.partition(" ")[2].strip()) for line in output.split("\n") if line]
@@ -186,7 +195,7 @@ def remove_old(jobs: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
     over = [path for path in paths_in(FOLDER) if ".new-" not in path.name and is_over(jobs, path)]
     if over:
-        known = {comment for _, comment in listed()}
+        known = {comment.partition(" ")[0] for _, comment in listed()}
         for path in over:
             if path.name not in known:
                 shutil.rmtree(path, ignore_errors=True)
@@ -226,7 +235,7 @@ def paths_in(folder: str) -> list[Path]:
 def read(path: Path) -> str:
     """Return a small file; empty if it does not exist."""
     try:
-        return path.read_text().strip()
+        return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
 
@@ -239,7 +248,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def write(path: Path, text: str) -> None:
     """Write a file as a whole."""
     new = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
-    with new.open("w") as file:
+    with new.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

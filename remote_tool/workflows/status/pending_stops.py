@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from remote_tool.errors import ConnectionLostError, JobError
 from remote_tool.jobs.job import JobState
 from remote_tool.protocol.limits import LONGEST_GRACE
+from remote_tool.readable import counted
 from remote_tool.workflows.agent_client import NotPreparedError
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.slurm.scheduler import ask_for_jobs
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # Time for the server beyond the grace period: SIGKILL, the scan that proves it, and writing the end.
 STOP_MARGIN = 30.0
 SHOWN_PIDS = 20
+MOST_NAMED = 5
 REQUESTED = "as requested while the server was unreachable"
 
 
@@ -59,7 +61,8 @@ async def stop_on_server(context: Context, server: str, ids: Sequence[str], sign
         with news.waiting(), suppress(ConnectionLostError):
             host = await context.pool.host(server)
         async with news.watching(host) if host is not None else nullcontext():
-            answer = await ask_for_jobs(context.pool, context.config, server, "stop", request, within=within)
+            with context.pool.announcing(server, f"still waiting for {_named(context, ids)} to end"):
+                answer = await ask_for_jobs(context.pool, context.config, server, "stop", request, within=within)
     except NotPreparedError as error:
         waiting = unprepared(error, "its jobs will be stopped when it is again", "job-kill")
         hint = f"{waiting.hint}; if hostname: of {server} has changed in .remote/configs.yaml, set it back first"
@@ -80,6 +83,13 @@ async def stop_on_server(context: Context, server: str, ids: Sequence[str], sign
     }
     ended = {job_id: str(told[job_id]["state"]) for job_id in ids if job_id in told and _had_ended(told[job_id])}
     return Stops(problems, unknown, ended)
+
+
+def _named(context: Context, ids: Sequence[str]) -> str:
+    keys = [str(key) for key in sorted(job.key for job in context.registry.find(ids).values())]
+    if not 0 < len(keys) <= MOST_NAMED:
+        return counted(len(ids), "job")
+    return f"job {keys[0]}" if len(keys) == 1 else f"jobs {', '.join(keys)}"
 
 
 async def stop_as_requested(context: Context, jobs: Sequence[Job]) -> None:

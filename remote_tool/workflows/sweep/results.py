@@ -102,11 +102,6 @@ class SweepResults:
         return launch_name(self.launch_id)
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        """Return the names of the parameters."""
-        return tuple(self.rows[0].parameters)
-
-    @property
     def value_names(self) -> tuple[str, ...]:
         """Return the names of all last values."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.values))

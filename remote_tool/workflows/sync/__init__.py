@@ -1,3 +1,3 @@
 """Sync the project and data sets."""
 
-__all__ = ["adoption", "data_sets", "first_sync", "from_job", "options", "project", "relay", "sync"]
+__all__ = ["adoption", "data_sets", "first_sync", "from_job", "left_out", "options", "project", "relay", "sync"]

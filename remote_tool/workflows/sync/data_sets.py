@@ -103,6 +103,7 @@ def _config_of(config: Config, data_set: DataSet) -> Config:
     logs = config.local.logs / f"data-{data_set.name}"
     return replace(
         config,
+        respect_gitignore=False,
         local=LocalPaths(
             data_set.source, jobs_folder=str(logs), logs_folder=str(logs), exclude=str(logs / "no-exclude")
         ),

@@ -83,6 +83,7 @@ def _config_of(config: Config, job: Job) -> Config:
     logs = local.logs / "from-job"
     return replace(
         config,
+        respect_gitignore=False,
         local=LocalPaths(
             local.artifacts(job.id),
             # These are not sent with a job's artifacts: our own folder among them.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remote_tool.errors import RemoteToolError
+from remote_tool.errors import RemoteToolError, SyncError
 from remote_tool.protocol.limits import is_low
 from remote_tool.readable import readable_size
 from remote_tool.transport.pool import Results
@@ -51,7 +52,7 @@ class ProjectSnapshot:
     def begin(self) -> asyncio.Task[Snapshot]:
         """List it in the background."""
         if self._task is None:
-            self._task = asyncio.create_task(take_snapshot(self._config.local.root, selection_rules(self._config)))
+            self._task = asyncio.create_task(_list_project(self._config))
             # Its error is raised by get; if every login fails, nothing needs it.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._task
@@ -91,6 +92,30 @@ class ProjectSnapshot:
         """Cancel the listing, if it is not needed any longer."""
         if self._task is not None:
             self._task.cancel()
+
+
+async def _list_project(config: Config) -> Snapshot:
+    return await take_snapshot(config.local.root, await rules_and_ignored(config))
+
+
+async def rules_and_ignored(config: Config) -> SelectionRules:
+    """Return the rules for skipped files, with what git ignores where the project asks for it.
+
+    Raises:
+        SyncError: Git cannot list it.
+    """
+    rules, root = selection_rules(config), config.local.root
+    if not config.respect_gitignore:
+        return rules
+    from remote_tool.workflows.git_state import list_ignored  # noqa: PLC0415 - few projects ask for it
+
+    ignored = await list_ignored(root)
+    if ignored is None:
+        raise SyncError(
+            f"git cannot list what it ignores in {root}, as respect_gitignore: true asks for",
+            hint=f"git -C {shlex.quote(str(root))} status; or remove respect_gitignore from configs.yaml",
+        )
+    return replace(rules, ignored=tuple(ignored))
 
 
 def selection_rules(config: Config) -> SelectionRules:

@@ -14,7 +14,10 @@ from remote_tool import __version__
 from remote_tool.cli.options import read_command, read_environment
 from remote_tool.cli.program import COMMANDS, load_command
 from remote_tool.cli.reference import reference
+from remote_tool.cli.schema import schema
+from remote_tool.cli.skill import skill
 from remote_tool.errors import UsageError
+from remote_tool.workspace.reference import reference as api
 from tests.program import remote_tool
 from tests.sshd import free_port
 
@@ -23,7 +26,8 @@ INTERFACE = [
     *("init", "keys", "check", "prepare", "setup", "rsync", "data-sync", "update-packages", "bandwidth"),
     *("gpus", "ssh-config", "connections", "disconnect"),
     *("run", "shell", "forward", "jupyter", "job-run"),
-    *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out", "helper-sweep"),
+    *("helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-ray-launch"),
+    *("helper-fan-out", "helper-sweep"),
     *("job-list", "job-show", "sweep-show", "top", "job-tail", "job-stacks", "job-attach", "job-kill", "job-wait"),
     *("job-rerun", "job-requeue", "job-diff", "job-note", "job-rsync"),
     *("job-pull", "tensorboard", "clean", "demo"),
@@ -40,6 +44,7 @@ WITH_JSON = [
     "helper-fan-out",
     "helper-launch",
     "helper-mpi-launch",
+    "helper-ray-launch",
     "helper-sweep",
     "helper-torch-launch",
     "job-diff",
@@ -185,7 +190,7 @@ def test_wrong_words_are_an_error_like_any_other(
 def test_refusals_are_json_too(words: tuple[str, ...], messages: list[str], tmp_path: Path) -> None:
     ran = remote_tool(*words, cwd=tmp_path)
     document = json.loads(ran.stdout)
-    assert (ran.returncode, list(document)) == (2, ["errors"])
+    assert (ran.returncode, list(document)) == (2, ["schema", "errors"])
     assert [error["server"] for error in document["errors"]] == [""]
     assert all(error["message"].startswith(text) for error, text in zip(document["errors"], messages, strict=True))
     assert ran.stderr.startswith(f"error: {messages[0]}")
@@ -340,6 +345,19 @@ def test_a_hint_names_options_that_its_command_shows() -> None:
             wrong += [f"{path.name}: {name} {each}" for each in options if name in shown and each not in shown[name]]
     assert wrong == []
     assert count > 50, "hints were found"
+
+
+def test_the_skill_is_up_to_date() -> None:
+    assert (REPOSITORY / "docs" / "skill.md").read_text() == skill(), "run: python -m remote_tool.cli.skill"
+
+
+def test_the_schema_is_up_to_date_and_has_every_command_with_json() -> None:
+    assert (REPOSITORY / "docs" / "schema.json").read_text() == schema(), "run: python -m remote_tool.cli.schema"
+    assert set(WITH_JSON) <= json.loads(schema())["$defs"].keys()
+
+
+def test_the_page_of_the_python_api_is_what_docstrings_say() -> None:
+    assert (REPOSITORY / "docs" / "api.md").read_text() == api(), "run: python -m remote_tool.workspace.reference"
 
 
 def test_the_reference_is_what_help_says(tmp_path: Path) -> None:

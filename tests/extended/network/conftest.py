@@ -10,7 +10,6 @@ from remote_tool import Workspace
 from remote_tool.workflows.events import Event, Notice
 from remote_tool.workspace import Hooks
 from tests.extended.configuration import make_configuration
-from tests.leftovers import remove_leftovers
 from tests.network_hosts import Network, missing
 from tests.project import make_project
 
@@ -31,11 +30,10 @@ class MakeWorkspace(Protocol):
 
 @pytest.fixture(scope="session")
 def namespaces() -> None:
-    """Skip where no host can be made; remove what a killed run has left."""
+    """Skip where no host can be made."""
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    remove_leftovers(of_this_process=True)
 
 
 @pytest.fixture

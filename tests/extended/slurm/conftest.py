@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.leftovers import remove_leftovers
 from tests.network_hosts import Network
 from tests.project import make_project
 from tests.promises.conftest import Desk
@@ -23,7 +22,6 @@ def slurm(tmp_path_factory: pytest.TempPathFactory, ssh_key: Path) -> Iterator[S
     reason = missing_slurm()
     if reason is not None:
         pytest.skip(reason)
-    remove_leftovers(of_this_process=True)
     with Network(tmp_path_factory.mktemp("slurm"), ssh_key) as network:
         yield SlurmCluster(network).start()
 

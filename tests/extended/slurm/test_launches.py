@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.extended.ray.test_ray import TASKS
+from tests.extended.sample.test_frameworks import FRAMEWORKS, lacks
 from tests.extended.slurm.conftest import put_slurm
 from tests.extended.slurm.test_jobs import folder_of, gives_back, running, slurm_id
 
@@ -62,13 +64,29 @@ def test_the_nodes_find_their_address_and_the_configuration_their_number(cluster
 @pytest.mark.row(334)
 @pytest.mark.skipif(shutil.which("mpiexec.hydra") is None, reason="needs MPICH")
 def test_mpi_has_all_ranks_in_one_world(cluster: SlurmCluster, desk: Desk) -> None:
-    put_slurm(desk, partition="gpu", nodes=2)
     command = "echo rank $PMI_RANK of $PMI_SIZE on $(hostname)"
-    ran = desk.tries("helper-mpi-launch", "--ppn", "2", "--follow", "--cmd", command)
+    ran = desk.tries("helper-mpi-launch", "--nnodes", "2", "--ppn", "2", "--follow", "--cmd", command)
     assert ran.returncode == 0, ran.stderr
     ranks = sorted(line.partition("| ")[2] for line in ran.stdout.splitlines())
     assert ranks == [f"rank {rank} of 4 on n{1 + rank // 2}" for rank in range(4)]
     gives_back(cluster)
+
+
+@pytest.mark.row(334)
+@pytest.mark.skipif(not (FRAMEWORKS / "bin" / "python").exists() or lacks("ray"), reason="no ray in .cache/frameworks")
+def test_ray_has_all_nodes_in_one_cluster(cluster: SlurmCluster, desk: Desk) -> None:
+    desk.configure(environment={"existing": str(FRAMEWORKS)})
+    desk.does("prepare")
+    (desk.root / "tasks.py").write_text(TASKS)
+    ran = desk.tries("helper-ray-launch", "--nnodes", "2", "--cmd", "tasks.py 0", "--follow")
+    assert ran.returncode == 0, ran.stderr
+    assert [line.partition("| ")[2] for line in ran.stdout.splitlines()] == [
+        "tasks on n1 n2",
+        "an actor counted to 10",
+    ]
+    assert [job["state"] for job in desk.jobs()] == ["succeeded", "succeeded"]
+    gives_back(cluster)
+    assert not running(cluster, "ray")
 
 
 @pytest.mark.row(335)
@@ -102,8 +120,8 @@ def test_a_stop_of_one_node_ends_the_launch_and_a_rerun_has_as_many_nodes(cluste
 @pytest.mark.row(336)
 def test_a_launch_whose_nodes_cannot_reach_each_other_says_so(cluster: SlurmCluster, desk: Desk) -> None:
     first, second = cluster.nodes
-    # Slurm's own daemons talk on ports below these.
-    first.block_port("20000-32767")
+    # Ours are on both sides of the ephemeral ones, on which Slurm's own programs talk.
+    first.block_port("{ 20000-32767, 61000-65535 }")
     try:
         keys = start(desk, "helper-launch", "--nnodes", "2", "--cmd", "echo never")
         jobs = [desk.waits_for(key, "failed") for key in keys]

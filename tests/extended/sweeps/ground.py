@@ -72,6 +72,9 @@ class Ground:
         command = f"echo up; until test -e '{self.folder}/end' -o -e '{self.folder}/end {{}}'; do sleep 0.1; done"
         requests = [StartRequest(command.format(name), ("first",), tags=(name,), sync=False) for name in names]
         self.jobs = Workspace.find(root).start_jobs(*requests).jobs
+        for job in self.jobs:
+            # Until it runs, its shell needs its folder.
+            wait_until((self.home / NAME / ".jobs" / job.id / "job.out").read_bytes, "what it says first")
         for name in names:
             shutil.copytree(root, self.folder / name)
         return {name: Workspace.find(self.folder / name) for name in names}

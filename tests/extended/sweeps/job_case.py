@@ -16,6 +16,7 @@ from remote_tool.agent import states
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.framing import FrameReader
 from remote_tool.protocol.records import parse_record
+from tests.processes import is_running
 
 from .injection import Descendant, Fault, Fork, Phase, Zygote, wait_until
 
@@ -202,7 +203,8 @@ class JobCase:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not set(pids) & set(self.processes()), "the end of what was killed")
+        # A process that ends has its locks for a moment after its open files have gone out of sight.
+        wait_until(lambda: not any(map(is_running, pids)), "the end of what was killed")
 
     def clean(self) -> None:
         """End everything that the case left running."""

@@ -8,7 +8,10 @@ from remote_tool.cli.groups import Shown, Targets
 from remote_tool.cli.program import load_command
 from remote_tool.errors import UsageError
 
-STARTS = ("job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-fan-out")
+STARTS = (
+    *("job-run", "helper-torch-launch", "helper-launch", "helper-mpi-launch", "helper-ray-launch"),
+    "helper-fan-out",
+)
 
 
 def test_every_command_that_starts_jobs_has_the_same_options() -> None:

@@ -100,6 +100,7 @@ def test_the_defaults_on_the_page_are_the_real_ones() -> None:
         "snapshots": read("").snapshots,
         "internet": read("").internet,
         "stop_signal": read("").stop_signal,
+        "respect_gitignore": str(read("").respect_gitignore).lower(),
         "keep_connections": f"{read('').keep_connections // 60}m",
         "artifact_limit": "{{file: {}GB, job: {}GB}}".format(
             *(size // 1024**3 for size in dataclasses.astuple(read("").artifact_limit))

@@ -40,7 +40,7 @@ def test_options_are_words_of_sbatch(tmp_path: Path) -> None:
         ({"gres": "gpu:a100:4"}, 4, "--gres=gpu:a100:2"),
         ({"gres": "gpu:a100"}, 1, "--gres=gpu:a100:2"),
         ({"gres": "nvme:1,gpu:4"}, 4, "--gres=nvme:1,gpu:2"),
-        ({"gpus-per-node": "a100:4"}, 4, "--gres=gpu:2"),
+        ({"gpus-per-node": "a100:4"}, 4, "--gres=gpu:a100:2"),
         ({"gpus": "1"}, 1, "--gres=gpu:2"),
     ],
 )
@@ -60,6 +60,8 @@ def test_gpus_are_those_of_a_node_and_a_job_may_have_its_own_number(
         ("hostname: a, slurm: {nodes: 300}", "servers.login.slurm.nodes: must be at most 128"),
         ("hostname: a, slurm: gpu", "servers.login.slurm: must be a mapping of options of sbatch"),
         ("hostname: a, slurm: {array: 1-5}", "servers.login.slurm.array: is set by remote-tool"),
+        ("hostname: a, slurm: {clusters: b}", "servers.login.slurm.clusters: is set by the login node"),
+        ("hostname: a, slurm: {signal: B:USR2@90}", "servers.login.slurm.signal: must be another signal than USR2"),
         ("hostname: a, slurm: {output: x}", "servers.login.slurm.output: is set by the logs of jobs"),
         (
             "hostname: a, slurm: {P: gpu}",

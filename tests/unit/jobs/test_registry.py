@@ -281,6 +281,30 @@ def test_a_servers_answer_becomes_a_job() -> None:
     assert (job.state, job.exit_code, job.pid, job.seen_at) == (JobState.FAILED, 3, 5, 9.0)
 
 
+@pytest.mark.row(324)
+def test_attempts_that_slurm_put_back_are_known_also_when_no_other_one_has_begun() -> None:
+    held = {"by": "slurm", "reference": "7", "attempts": ["requeued by Slurm"]}
+    for ended in (None, {"killed": True, "ended_at": 4.0}):
+        job = parse_job(
+            answer(state="killed" if ended else "queued", started=None, ended=ended, held=held), "a", 9.0
+        ).job
+        assert job.failed_attempts == ("requeued by Slurm",)
+    begun = {"pid": 5, "started_at": 2.0, "failed_attempts": ["exit code 3"]}
+    assert parse_job(answer(started=begun, held=held), "a", 9.0).job.failed_attempts == ("exit code 3",)
+
+
+def test_the_batch_job_and_the_node_stay_in_the_record_of_a_job_that_slurm_starts() -> None:
+    held = {"by": "slurm", "reference": "7_2"}
+    begun = {"pid": 5, "started_at": 2.0, "place": {"hostname": "n1"}}
+    job = parse_job(answer(started=begun, held=held), "a", 9.0).job
+    assert (job.slurm_job, job.slurm_node) == ("7_2", "n1")
+    again = merge(job, parse_job(answer(state="queued", started=None, ended=None, held=held), "a", 9.0).job)
+    assert (again.slurm_job, again.slurm_node) == ("7_2", "n1")
+    assert not parse_job(answer(started=begun), "a", 9.0).job.slurm_node
+    with pytest.raises(JobError, match="slurm_job: must be a text"):
+        parse_job(answer(started=begun, held={"reference": 7}), "a", 9.0)
+
+
 @pytest.mark.row(171)
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE])
 def test_a_job_that_has_not_ended_has_no_end(state: JobState) -> None:

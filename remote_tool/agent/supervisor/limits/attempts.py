@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import suppress
 
@@ -58,7 +57,8 @@ class Attempts:
         with suppress(OSError):
             job_folder.remove(plan.folder, job_folder.BEGUN)
             job_folder.remove(plan.folder, DONE)
-        say(plan, note)
+        with suppress(OSError):
+            job_folder.add_lines(plan.folder, [note])
         return True
 
 
@@ -73,13 +73,3 @@ def _matches(end: CommandEnd, expected: str) -> bool:
     if expected.isdigit():
         return end.exit_code == int(expected)
     return end.signal == expected or end.exit_code == _SIGNALED + signal.Signals.__members__.get(expected, 0)
-
-
-def say(plan: Plan, text: str) -> None:
-    """Add a line of ours to the job's output."""
-    with suppress(OSError):
-        file = os.open(job_folder.ERR, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=plan.folder)
-        try:
-            job_folder.write_all(file, f"remote-tool: {job_folder.printable(text)}\n".encode())
-        finally:
-            os.close(file)

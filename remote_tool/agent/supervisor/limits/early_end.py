@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 
 from remote_tool.agent.machine.gpu_use import Program
-from remote_tool.agent.supervisor.limits.attempts import say
 from remote_tool.protocol import job_folder
 from remote_tool.protocol.nvidia_smi import FORMAT, SILENCE
 
@@ -113,7 +112,7 @@ class IdleGpus:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not self._is_missing:
                 self._is_missing = True
-                say(self._plan, f"stop_if_idle has no effect: nvidia-smi: {error.strerror}")
+                self._say(f"stop_if_idle has no effect: nvidia-smi: {error.strerror}")
 
     def _read(self, now: float) -> None:
         assert self._program is not None
@@ -161,8 +160,12 @@ class IdleGpus:
             return
         self._warned_at = now if is_near else None
         note = f"its GPUs are idle; stop_if_idle stops it in {spell(self._notice)} if they stay so"
-        say(self._plan, note if is_near else "its GPUs are used again, so it is not stopped")
+        self._say(note if is_near else "its GPUs are used again, so it is not stopped")
         self._note(note if is_near else "")
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):
+            job_folder.add_lines(self._plan.folder, [text])
 
     def _note(self, text: str) -> None:
         with suppress(OSError):

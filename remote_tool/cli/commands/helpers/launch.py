@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from remote_tool.cli.following import follow_started
 from remote_tool.cli.groups import ConnectionFlags, LaunchFlags, PlannedOrShown, RendezvousFlags
+from remote_tool.cli.output.console import inform
 from remote_tool.cli.starting import start_or_plan
 from remote_tool.errors import UsageError
 from remote_tool.launchers.request import LaunchRequest
+
+if TYPE_CHECKING:
+    from remote_tool.workflows.selection import JobsAnswer
 
 STARTING = "starting"
 
@@ -90,7 +94,7 @@ def helper_launch(
     _launch(request, start, shown, connection)
 
 
-def helper_mpi_launch(
+def helper_mpi_launch(  # noqa: PLR0913 - one parameter per option
     *,
     cmd: Annotated[
         str | None,
@@ -113,6 +117,7 @@ def helper_mpi_launch(
             help="Ranks per server; auto: one per GPU, or 1 without GPUs. Default: as in the host list, else 1.",
         ),
     ] = None,
+    nnodes: Nodes = None,
     start: LaunchFlags,
     shown: PlannedOrShown,
     connection: ConnectionFlags,
@@ -123,6 +128,7 @@ def helper_mpi_launch(
         command=_mpi_program(cmd, module),
         nproc_per_node=read_processes(nproc_per_node),
         launcher="mpi",
+        nnodes=nnodes,
     )
     workspace, answer = start_or_plan(
         connection.console(STARTING),
@@ -135,7 +141,40 @@ def helper_mpi_launch(
         follow_started(workspace, request, answer)
 
 
-def _launch(request: LaunchRequest, start: RendezvousFlags, shown: PlannedOrShown, connection: ConnectionFlags) -> None:
+def helper_ray_launch(
+    *,
+    cmd: Annotated[
+        str | None,
+        typer.Option(
+            "--cmd",
+            metavar="COMMAND",
+            help="Command that the first server runs once all have joined; without it, the cluster stays until it is "
+            "killed.",
+        ),
+    ] = None,
+    nnodes: Nodes = None,
+    restart_workers: Annotated[
+        bool,
+        typer.Option("--restart-workers", help="Let a server whose Ray has ended join the cluster again."),
+    ] = False,
+    start: RendezvousFlags,
+    shown: PlannedOrShown,
+    connection: ConnectionFlags,
+) -> None:
+    """Start a Ray cluster on all servers, and a program that uses it."""
+    if cmd is not None and not cmd.strip():
+        raise UsageError("--cmd is empty", hint="Without --cmd, the cluster stays until remote-tool job-kill")
+    request = start.request(
+        LaunchRequest, command=cmd or "", launcher="ray", nnodes=nnodes, restart_workers=restart_workers
+    )
+    answer = _launch(request, start, shown, connection)
+    if not cmd and not shown.follow:
+        inform(f"next: remote-tool job-tail {answer.jobs[0].key} says when the cluster is ready, and how to use it")
+
+
+def _launch(
+    request: LaunchRequest, start: RendezvousFlags, shown: PlannedOrShown, connection: ConnectionFlags
+) -> JobsAnswer:
     """Start a launch or show its plan; with ``--follow``, show its output until it ends, and exit with its status."""
     workspace, answer = start_or_plan(
         connection.console(STARTING),
@@ -146,6 +185,7 @@ def _launch(request: LaunchRequest, start: RendezvousFlags, shown: PlannedOrShow
     )
     if shown.follow:
         follow_started(workspace, request, answer)
+    return answer
 
 
 def read_processes(text: str | None) -> int | Literal["auto", "cpu", "gpu"] | None:

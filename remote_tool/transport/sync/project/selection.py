@@ -29,6 +29,7 @@ VANISHED_HERE = (23, 24)
 _ITEM = re.compile(rb"^[<>ch.]([fdL])\S+ (.+)$", re.MULTILINE)
 _KINDS = {b"f": b"f", b"d": b"d", b"L": b"l"}
 _NOT_REGULAR = re.compile(rb'^skipping non-regular file "(.*)"$', re.MULTILINE)
+_HIDDEN = re.compile(rb"^\[sender\] hiding (\w+) (.+) because of pattern (.+)$", re.MULTILINE)
 _COMPLAINT = re.compile(rb"rsync: (?:\[\w+\] )?(.*)", re.DOTALL)
 
 
@@ -76,6 +77,20 @@ async def select(
         return await asyncio.to_thread(_parse, rsync, Blocks(out.fileno(), b"\n"), complaints)
 
 
+async def find_hidden(rsync: LocalRsync, root: Path, rules: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Return the files and folders that a rule hides from rsync, and the rule.
+
+    Raises:
+        SyncError: This rsync does not say which rule it is, or cannot list the folder.
+    """
+    if not rsync.is_original:
+        raise SyncError(f"{rsync.program} does not say which rule leaves a file out; rsync 3 does")
+    with scratch_file() as out:
+        await _list(rsync, root, joined([*rules]), out, "-vv")
+        found = [pair for block in Blocks(out.fileno(), b"\n") for pair in _HIDDEN.findall(block)]
+    return [(unescape(name) + (b"/" if kind == b"directory" else b""), unescape(rule)) for kind, name, rule in found]
+
+
 def _only(names: Iterable[bytes] | None) -> list[bytes]:
     if names is None:
         return []
@@ -103,11 +118,11 @@ def _items(rsync: LocalRsync, lines: bytes) -> Iterator[tuple[bytes, bytes]]:
     return ((b"d" if item.is_folder else b"f", item.name.rstrip(b"/")) for item in items)
 
 
-async def _list(rsync: LocalRsync, root: Path, rules: bytes, out: IO[bytes]) -> bytes:
+async def _list(rsync: LocalRsync, root: Path, rules: bytes, out: IO[bytes], *more: str) -> bytes:
     """Write what rsync would send to an empty folder, and return its stderr."""
     nowhere = os.path.join(tempfile.gettempdir(), f"remote-tool-{secrets.token_hex(8)}")
     # The trailing slash sends the folder's contents; the destination does not exist, and -n never creates it.
-    command = (rsync.program, "-rln", "-0", "--exclude-from=-", *rsync.item_options, f"{root}/", f"{nowhere}/")
+    command = (rsync.program, "-rln", "-0", "--exclude-from=-", *rsync.item_options, *more, f"{root}/", f"{nowhere}/")
     try:
         answer = await run_program(
             *command, seconds=LISTING_SECONDS, env=environment(), stdin=rules, output=out, with_errors=True

@@ -16,7 +16,7 @@ from remote_tool.transport.sync.last_sync import Columns, KnownCopy, order
 from remote_tool.transport.sync.local_rsync import environment, find_local_rsync, scratch_file
 from remote_tool.transport.sync.project import listing
 from remote_tool.transport.sync.project.contents import Difference, Snapshot
-from remote_tool.transport.sync.project.filter_rules import joined, own_rules, users_rules
+from remote_tool.transport.sync.project.filter_rules import joined, literal, own_rules, users_rules
 from remote_tool.transport.sync.project.found_files import (
     END,
     OddRecordError,
@@ -27,7 +27,7 @@ from remote_tool.transport.sync.project.found_files import (
 )
 from remote_tool.transport.sync.project.listing import Kept, Listing
 from remote_tool.transport.sync.project.look import NOT_REGULAR, Look
-from remote_tool.transport.sync.project.selection import LISTING_SECONDS, Selection, select
+from remote_tool.transport.sync.project.selection import LISTING_SECONDS, Selection, find_hidden, select
 from remote_tool.transport.sync.secrets import PRIVATE_KEY, WORDS, Looked, identities, may_be_key
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class SelectionRules:
         exclude_file: The user's rsync patterns; may be missing.
         own_folders: More folders of remote-tool, relative to the project.
         private_keys: Files that are never sent, wherever they are.
+        ignored: Files and folders that are not sent, folders ended by a slash.
         send_anyway: Patterns of files to send although they may hold secrets or a private key.
         looked: File that records which files were searched for keys; None: none.
         listing: File that records the listing; None: none.
@@ -64,9 +65,24 @@ class SelectionRules:
     exclude_file: Path
     own_folders: tuple[str, ...] = ()
     private_keys: tuple[Path, ...] = ()
+    ignored: tuple[bytes, ...] = ()
     send_anyway: tuple[str, ...] = ()
     looked: Path | None = None
     listing: Path | None = None
+
+    @property
+    def own(self) -> list[bytes]:
+        """The rules that come first."""
+        return own_rules(self.own_folders)
+
+    @property
+    def users(self) -> list[bytes]:
+        """The user's rules, of which the first that matches decides.
+
+        Raises:
+            SyncError: The file of patterns cannot be read.
+        """
+        return [*users_rules(self.exclude_file), *(b"/" + literal(name) for name in self.ignored)]
 
 
 async def take_snapshot(root: Path, rules: SelectionRules) -> Snapshot:
@@ -80,6 +96,15 @@ async def take_snapshot(root: Path, rules: SelectionRules) -> Snapshot:
     return await _Run(await find_local_rsync(), root, rules).take()
 
 
+async def explain(root: Path, rules: SelectionRules) -> list[tuple[bytes, bytes]]:
+    """Return the files and folders that a rule leaves out, and the rule; nothing of what is in such a folder.
+
+    Raises:
+        SyncError: The rsync here does not say this, is missing, or cannot list the folder.
+    """
+    return await find_hidden(await find_local_rsync(), root, [*rules.own, *rules.users])
+
+
 class _Run:
     """One listing of a project."""
 
@@ -87,7 +112,7 @@ class _Run:
         self._rsync = rsync
         self._root = root
         self._file = rules.listing
-        self._own, self._users = own_rules(rules.own_folders), users_rules(rules.exclude_file)
+        self._own, self._users = rules.own, rules.users
         self._look = Look(root, identities(rules.private_keys), Looked(rules.looked), rules.send_anyway)
         self._key = self._look.key([*self._own, *self._users])
         # A newer file may have appeared after rsync listed its folder: not being selected proves nothing.

@@ -51,7 +51,12 @@ class Launch:
     """A launch of three nodes on one machine; a node is a job."""
 
     def __init__(
-        self, server: PretendServer, *commands: str, only: int | None = None, lost_after: float = 60.0
+        self,
+        server: PretendServer,
+        *commands: str,
+        only: int | None = None,
+        lost_after: float = 60.0,
+        goes_on: bool = False,
     ) -> None:
         self.server = server
         self.secret = secrets.token_hex(32)
@@ -62,6 +67,7 @@ class Launch:
             "port": self.port,
             "secret": self.secret,
             "lost_after": lost_after,
+            "goes_on_without_workers": goes_on,
         }
         jobs = [
             server.new_job(command, node_rank=rank, rank_offset=rank * 2, launch_id="launch", grace=45, watch=watch)
@@ -84,9 +90,12 @@ class Launch:
 
     def wait_until_joined(self) -> None:
         """Wait until each of the other nodes has heard the first."""
-        for job in self.ids[1:]:
-            supervisor = self.server.supervisor(job)
-            wait_until(partial(self._has_heard, supervisor), "the joining")
+        for rank in range(1, len(self.ids)):
+            self.wait_until_joined_by(rank)
+
+    def wait_until_joined_by(self, rank: int) -> None:
+        """Wait until one of the other nodes has heard the first."""
+        wait_until(partial(self._has_heard, self.server.supervisor(self.ids[rank])), "the joining")
 
     def _has_heard(self, supervisor: int) -> bool:
         return received_bytes(supervisor, self.port) > GREETING
@@ -187,6 +196,31 @@ def test_when_one_node_fails_the_others_are_stopped_and_say_why(start: Callable[
         else:
             assert f"stopped because {NAMES[failing]} (node {failing}) ended with exit code 7" in end["reason"]
             assert end["lost_node"] is None
+    wait_until(launch.is_gone, "the end of the supervisors")
+
+
+@pytest.mark.row(339)
+def test_a_launch_may_go_on_without_the_others_and_names_them(start: Callable[..., Launch]) -> None:
+    launch = start(UNTIL_GO, "exit 7", SLEEP, goes_on=True)
+    printed = launch.server.jobs / launch.ids[0] / "job.err"
+    (failed,) = launch.end(1)
+    assert (failed["exit_code"], failed["stopped_with_launch"]) == (7, False)
+    launch.wait_until_joined_by(2)
+    launch.kill_node(2)
+    wait_until(lambda: "third (node 2) has not responded for" in printed.read_text(), "the loss is seen")
+    assert "second (node 1) ended with exit code 7; the others go on without it\n" in printed.read_text()
+    assert launch.server.status(launch.ids[0])["state"] == "running"
+    launch.go()
+    (ended,) = launch.end(0)
+    assert (ended["exit_code"], ended["reason"]) == (0, "")
+    wait_until(launch.is_gone, "the end of the supervisors")
+
+
+@pytest.mark.row(338)
+def test_no_launch_goes_on_without_the_first_node(start: Callable[..., Launch]) -> None:
+    launch = start("sleep 0.5; exit 7", SLEEP, SLEEP, goes_on=True)
+    launch.end(0, 1, 2)
+    assert states_of(launch) == ["failed"] * 3
     wait_until(launch.is_gone, "the end of the supervisors")
 
 

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from remote_tool.agent.leases import folders
+from remote_tool.agent.leases.slots import Slots, SlotWaiter
+from remote_tool.agent.leases.waiter import LeaseRequest
 from tests.extended.agent.conftest import wait_until
 from tests.stand_in_gpus import remove_in_use
 
@@ -99,6 +102,35 @@ def test_killing_a_job_that_waits_starts_nothing_beside_those_that_run(slots: Sl
 
 
 @pytest.mark.row(310)
+def test_a_job_looks_again_when_others_of_its_request_came_while_it_looked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The list of the queue that it has read does not have them, and they are earlier."""
+    monkeypatch.setenv(folders.BASE_VARIABLE, str(tmp_path))
+    reading, writing = os.pipe()
+    ends = [(os.dup(reading), os.dup(writing)) for _ in range(2)]
+    os.close(reading)
+    os.close(writing)
+    requests = [LeaseRequest(f"{SWEEP}{number:016x}", "", 1, since=number) for number in (1, 2)]
+    all_slots = Slots(SWEEP, 1, lambda _: [])
+    first, second = (SlotWaiter(*each) for each in zip(requests, [all_slots] * 2, ends, strict=True))
+    waits = second._must_wait_for_arrivals
+
+    def comes_meanwhile() -> bool:
+        first._enter_queue()
+        os.close(first._arrivals.pop())
+        return waits()
+
+    monkeypatch.setattr(second, "_must_wait_for_arrivals", comes_meanwhile)
+    try:
+        assert second.step() is None
+        assert second.step() is None
+        assert first.step() or first.step()
+    finally:
+        first.close()
+        second.close()
+
+
 def test_a_slow_job_holds_up_its_own_slot_only(slots: SlotServer) -> None:
     slow, _ = slots.start(HOLDS, "true")
     slots.wait_for_states([slow], "running")

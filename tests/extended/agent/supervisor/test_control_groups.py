@@ -68,7 +68,10 @@ def test_a_job_killed_at_the_memory_limit_of_its_group_says_so(server: PretendSe
         ended = server.wait(job_id)[job_id]
         assert ended["signal"] == "SIGKILL"
         assert not ended["killed"]
-        assert "out of memory: the kernel killed it at the memory limit of its control group" in ended["reason"]
+        assert (
+            "out of memory: the kernel killed it at the memory limit of the machine or of its control group"
+            in ended["reason"]
+        )
         assert server.status(job_id)["state"] == "failed"
 
 

@@ -234,19 +234,34 @@ def test_an_end_that_cannot_be_written_is_written_when_it_can_be(own_home: Prete
 
 @pytest.mark.row(8)
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/memory", os.W_OK), reason="no memory control group can be made here")
-def test_a_job_that_the_kernel_kills_for_its_memory_says_so(server: PretendServer) -> None:
+def test_a_job_that_the_kernel_kills_for_its_memory_in_another_group_says_so(server: PretendServer) -> None:
+    """As in a container."""
     group = Path(f"/sys/fs/cgroup/memory/remote-tool-test-{os.getpid()}")
     group.mkdir()
     try:
         (server.project / "eat.py").write_text("x = []\nwhile True: x.append(bytearray(1_000_000))\n")
-        limit = f"echo 60000000 > {group}/memory.limit_in_bytes; echo $$ > {group}/cgroup.procs; "
-        job_id = server.start(f"{limit} exec python -S eat.py")
+        limit = f'echo 60000000 > {group}/memory.limit_in_bytes; echo $$ > {group}/cgroup.procs; exec "$@"'
+        job_id = server.start("exec python -S eat.py", entry={"launch": ["sh", "-c", limit, "sh"]})
         record = server.wait(job_id)[job_id]
         assert record["signal"] == "SIGKILL"
-        assert "out of memory" in record["reason"]
+        assert "probably out of memory" in record["reason"]
     finally:
         wait_until(lambda: not server.members(job_id))
         wait_until(lambda: subprocess.run(["rmdir", group], check=False, stderr=subprocess.DEVNULL).returncode == 0)
+
+
+def test_a_supervisor_that_crashes_leaves_its_traceback_beside_a_job_that_counts_as_lost(
+    tmp_path: Path, installed: Path
+) -> None:
+    program = {"agent/supervisor/supervise.py": {"return self._records.write_end(": "return self._no_such_record("}}
+    server = PretendServer(tmp_path / "home", changed_copy(installed, tmp_path / "program", program))
+    try:
+        job_id = server.start("exit 3")
+        note = server.jobs / job_id / "supervisor.log"
+        wait_until(lambda: note.exists() and "_no_such_record" in note.read_text(), "the traceback")
+        wait_until(lambda: server.status(job_id)["state"] == "lost", "the state")
+    finally:
+        server.clean()
 
 
 def _children(pid: int) -> list[int]:

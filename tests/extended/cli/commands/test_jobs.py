@@ -55,8 +55,8 @@ def listed(project: Path, job: Job, *options: str) -> dict[str, Any] | None:
 def test_a_job_as_json_has_the_fields_of_the_interface(project: Path) -> None:
     words = ("--server", "first", "--cmd", "exit 3", "--tag", "sweep", "--tag", "two words", "--no-sync")
     started = remote_tool("job-run", *words, "--json", cwd=project)
-    ((job,), errors) = json.loads(started.stdout).values()
-    assert (started.returncode, started.stderr, errors, list(job)) == (0, "", [], KEYS)
+    (version, (job,), errors) = json.loads(started.stdout).values()
+    assert (started.returncode, started.stderr, version, errors, list(job)) == (0, "", 1, [], KEYS)
     assert (job["server"], job["command"], job["tags"]) == ("first", "exit 3", ["sweep", "two words"])
     assert job["started_by"] == f"{getpass.getuser()}@{socket.gethostname()}"
     waited = remote_tool("job-wait", "--job", str(job["key"]), "--json", cwd=project)
@@ -169,7 +169,7 @@ def test_an_empty_list_says_so_on_stderr(make_server: MakeServer, tmp_path: Path
     assert empty.stderr.splitlines()[-1] == "no running jobs; --stopped lists the others"
     running = remote_tool("job-list", "--stopped", "--state", "running", cwd=root)
     assert running.stderr.splitlines()[-1] == "no running jobs"
-    assert json.loads(remote_tool("job-list", "--json", cwd=root).stdout) == {"jobs": [], "errors": []}
+    assert json.loads(remote_tool("job-list", "--json", cwd=root).stdout) == {"schema": 1, "jobs": [], "errors": []}
     tail = remote_tool("job-tail", cwd=root)
     assert (tail.returncode, tail.stderr) == (2, "error: There are no jobs\nhint: remote-tool job-run --cmd '…'\n")
 
@@ -255,7 +255,7 @@ def test_where_nothing_was_started_nothing_is_followed(away: Path) -> None:
     assert refused.stderr.startswith("error: away: 127.0.0.1:1 refused")
 
 
-@pytest.mark.parametrize("command", ["helper-torch-launch", "helper-mpi-launch"])
+@pytest.mark.parametrize("command", ["helper-torch-launch", "helper-mpi-launch", "helper-ray-launch"])
 def test_a_launch_that_a_server_fails_prints_its_document_too(command: str, project: Path, away: Path) -> None:
     shutil.copytree(project, away, ignore=shutil.ignore_patterns(".remote"), dirs_exist_ok=True)
     for options, status in (((), 3), (("--no-sync",), 3), (("--server", "away"), 4)):

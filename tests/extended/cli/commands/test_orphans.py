@@ -20,6 +20,7 @@ from tests.extended.workflows.jobs.test_jobs import until
 from tests.processes import processes_of
 from tests.program import remote_tool
 from tests.project import kill, start
+from tests.terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,17 @@ def orphans_of(project: Path, *options: str) -> tuple[int, list[dict[str, Any]]]
 
 
 @pytest.mark.slow
+def test_on_a_terminal_orphans_end_when_the_user_says_so(project: Path, lost: list[Job]) -> None:
+    for answer, status, said in (("n", 1, "nothing was ended"), ("y", 0, "no orphans left")):
+        with Terminal("job-kill", "--orphans", cwd=project) as terminal:
+            terminal.until("End ")
+            terminal.type(f"{answer}\n")
+            terminal.until(said)
+            assert terminal.end() == status
+        assert [bool(processes_of(job.id)) for job in lost] == [answer == "n"] * 2
+
+
+@pytest.mark.slow
 def test_orphans_are_shown_and_ended_when_the_user_confirms(project: Path, lost: list[Job]) -> None:
     running = start(project, "sleep 600")
     shown = remote_tool("job-kill", "--orphans", cwd=project)
@@ -100,6 +112,10 @@ def test_the_other_server_is_asked_when_one_is_away(away: Path) -> None:
     document = json.loads(ran.stdout)
     assert (ran.returncode, document["strays"]) == (3, [])
     assert [each["server"] for each in document["errors"]] == ["away"]
+    shown = remote_tool("job-kill", "--orphans", cwd=away)
+    assert shown.returncode == 3
+    assert "error: " in shown.stderr
+    assert "no orphans" not in shown.stderr
 
 
 def test_the_older_name_of_the_option_works_and_is_hidden(away: Path) -> None:

@@ -110,6 +110,7 @@ def test_run_in_silence_and_as_json(project: Path) -> None:
     shown = remote_tool("run", "--server", "first", "--cmd", "echo out; echo err >&2; exit 3", "--json", cwd=project)
     assert (shown.returncode, shown.stderr) == (3, "")
     assert json.loads(shown.stdout) == {
+        "schema": 1,
         "servers": [{"server": "first", "exit_code": 3, "stdout": "out\n", "stderr": "err\n"}],
         "errors": [],
     }

@@ -285,7 +285,7 @@ def test_a_pipe_hears_now_and_then_how_far_a_long_step_is(
 
 def test_what_clean_removes_and_keeps_is_a_number_with_its_size(capfd: pytest.CaptureFixture[str]) -> None:
     print_items(
-        [CleanItem("gpu1", "logs of steps", 22, 345_678, 11, 300_000), CleanItem("gpu1", "notes", 1, 10, 1, 10)]
+        [CleanItem("gpu1", "logs of steps", 22, 345_678, 11, 300_000), CleanItem("gpu1", "notes", 1, 10, 1, 10)], "here"
     )
     assert capfd.readouterr().out.splitlines() == [
         "WHERE  WHAT           REMOVE          KEEP",

@@ -15,7 +15,7 @@ from remote_tool.errors import UsageError
 from remote_tool.jobs.job import Job, JobSpec, new_job_id
 from remote_tool.jobs.registry import Registry
 from remote_tool.workflows.clean.request import CleanAnswer, CleanRequest
-from tests.extended.workflows.jobs.test_jobs import begin, by_id, remote_folder, until
+from tests.extended.workflows.jobs.test_jobs import begin, begin_and_run, by_id, remote_folder, until
 from tests.extended.workflows.jobs.test_lost_jobs import renamed
 from tests.program import remote_tool
 from tests.project import make_project, write_configuration
@@ -228,7 +228,7 @@ def test_a_job_that_never_started_has_nothing_to_fetch_and_can_be_removed(server
 
 @pytest.mark.row(176)
 def test_a_job_in_a_folder_that_was_replaced_can_be_forgotten(desk: Workspace, server: TestServer) -> None:
-    job = begin(desk, "first", "until test -e $HOME/go; do sleep 0.05; done")
+    job = begin_and_run(desk, server, "until test -e $HOME/go; do sleep 0.05; done")
     jobs = server.home / "project" / ".jobs"
     aside = jobs.rename(jobs.with_name("aside"))
     jobs.mkdir(mode=0o700)

@@ -63,6 +63,13 @@ def begin(
     return workspace.start(server, command, env, tags, sync=False)
 
 
+def begin_and_run(workspace: Workspace, server: TestServer, command: str, tags: Sequence[str] = ()) -> RunningJob:
+    """Start a job that says ``begun``, and wait for that: until then, its shell needs the job's folder."""
+    job = begin(workspace, server.name, f"echo begun; {command}", tags=tags)
+    until((remote_folder(server, job.id) / "job.out").read_bytes)
+    return job
+
+
 def by_id(*job_ids: str) -> JobSelection:
     return JobSelection(jobs=job_ids, stopped=True)
 

@@ -28,7 +28,7 @@ from remote_tool.workflows.jobs.log_streams import LogListener
 from remote_tool.workflows.selection import JobSelection
 from remote_tool.workflows.start.start_specs import start_specs
 from remote_tool.workspace import Hooks
-from tests.extended.workflows.jobs.test_jobs import begin, by_id, log_of, remote_folder, until
+from tests.extended.workflows.jobs.test_jobs import begin, begin_and_run, by_id, log_of, remote_folder, until
 from tests.figures import record_case
 from tests.processes import processes_of
 from tests.program import remote_tool
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     Away = Callable[[TestServer], AbstractContextManager[object]]
 
-UNTIL_TOLD = "echo begun; until test -e $HOME/go.$REMOTE_TOOL_JOB_ID; do sleep 0.05; done; echo done; exit 7"
+UNTIL_TOLD = "until test -e $HOME/go.$REMOTE_TOOL_JOB_ID; do sleep 0.05; done; echo done; exit 7"
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_job_whose_folders_are_away_for_a_moment_is_unreachable_and_then_what_
 ) -> None:
     if "closed" in way and os.geteuid() == 0:
         pytest.skip("root may read everything")
-    job = begin(desk, "first", UNTIL_TOLD)
+    job = begin_and_run(desk, server, UNTIL_TOLD)
     with WAYS[way](server):
         listed = remote_tool("job-list", "--rsync", "--json", cwd=desk.root)
         (told,) = json.loads(listed.stdout)["jobs"]
@@ -137,7 +137,7 @@ def test_a_follower_waits_while_the_jobs_folders_are_away(
 ) -> None:
     """The link goes too, so that the follower has to ask anew."""
     monkeypatch.setattr(follow, "LONGEST_PAUSE", 0.3)
-    job = begin(desk, "first", UNTIL_TOLD)
+    job = begin_and_run(desk, server, UNTIL_TOLD)
     told: list[object] = []
     watching = Workspace(desk.config, Hooks(told.append))
     shown: list[bytes] = []
@@ -161,7 +161,7 @@ def test_a_follower_waits_while_the_jobs_folders_are_away(
 def test_a_loss_needs_the_folder_that_the_job_was_in_and_is_taken_back_when_it_is_found(
     desk: Workspace, server: TestServer
 ) -> None:
-    job = begin(desk, "first", UNTIL_TOLD)
+    job = begin_and_run(desk, server, UNTIL_TOLD)
     log = desk.config.local.jobs
     with renamed(remote_folder(server, job.id)):
         (gone,) = desk.pull_logs(by_id(job.id)).jobs
@@ -183,7 +183,7 @@ def test_a_loss_needs_the_folder_that_the_job_was_in_and_is_taken_back_when_it_i
 
 @pytest.mark.row(131)
 def test_an_end_that_is_found_after_a_loss_is_the_end(desk: Workspace, server: TestServer) -> None:
-    job = begin(desk, "first", UNTIL_TOLD)
+    job = begin_and_run(desk, server, UNTIL_TOLD)
     with renamed(remote_folder(server, job.id)):
         assert desk.pull_logs(by_id(job.id)).jobs[0].state is JobState.LOST
         let_end(server, job)
@@ -197,7 +197,7 @@ def test_an_end_that_is_found_after_a_loss_is_the_end(desk: Workspace, server: T
 
 @pytest.mark.row(131)
 def test_a_record_of_an_older_version_learns_which_folder_its_job_is_in(desk: Workspace, server: TestServer) -> None:
-    job = begin(desk, "first", UNTIL_TOLD)
+    job = begin_and_run(desk, server, UNTIL_TOLD)
     record = desk.config.local.job(job.id) / "job.yaml"
     folder_id = job.job.folder_id
     assert folder_id == (server.home / "project" / ".jobs" / ".folder-id").read_text().strip()
@@ -239,7 +239,7 @@ def test_what_one_laptop_calls_lost_with_evidence_another_one_can_judge_too(
     desk: Workspace, server: TestServer, tmp_path: Path
 ) -> None:
     other = Workspace.find(make_project(tmp_path / "other", [server]))
-    job = begin(desk, "first", UNTIL_TOLD)
+    job = begin_and_run(desk, server, UNTIL_TOLD)
     assert other.list_jobs().jobs[0].id == job.id
     with emptied(server.home / "project" / ".jobs"):
         assert other.list_jobs().jobs[0].state is JobState.UNREACHABLE
@@ -275,7 +275,7 @@ def test_a_lost_job_with_living_processes_is_listed_and_stopped_by_its_tag(
 def test_a_job_whose_folder_was_removed_while_it_runs_is_listed_for_as_long_as_it_runs(
     desk: Workspace, server: TestServer
 ) -> None:
-    job = begin(desk, "first", "sleep 1000")
+    job = begin_and_run(desk, server, "sleep 1000")
     with renamed(remote_folder(server, job.id)):
         for _ in range(2):
             (listed,) = desk.pull_logs(JobSelection()).jobs
@@ -325,7 +325,7 @@ def test_a_job_that_we_cannot_read_is_unreachable_and_hinders_no_other(
     desk: Workspace, server: TestServer, damage: str
 ) -> None:
     name, values, why = DAMAGES[damage]
-    job, neighbour = begin(desk, "first", UNTIL_TOLD), begin(desk, "first", UNTIL_TOLD)
+    job, neighbour = begin_and_run(desk, server, UNTIL_TOLD), begin_and_run(desk, server, UNTIL_TOLD)
     record = remote_folder(server, job.id) / name
     text = record.read_text()
     record.write_text(json.dumps(json.loads(text) | values))
@@ -384,7 +384,7 @@ async def start_again(desk: Workspace, spec: JobSpec) -> None:
 
 @pytest.mark.row(131)
 def test_a_stop_that_an_unprepared_server_does_not_take_is_made_up_for(desk: Workspace, server: TestServer) -> None:
-    job = begin(desk, "first", "sleep 1000", tags=["mine"])
+    job = begin_and_run(desk, server, "sleep 1000", tags=["mine"])
     with renamed(server.home / "project"):
         answer = desk.stop_jobs(JobSelection(tags=("mine",)))
         assert "first is not prepared" in str(answer.errors["first"])
@@ -400,7 +400,7 @@ STATUSES = (0, 1, 2, 3, 4, 95, 96, 97, 98, 99, 126, 127, 128, 129, 130, 137, 139
 @pytest.mark.slow
 @pytest.mark.row(131)
 def test_no_exit_status_of_the_control_script_ends_a_job_that_runs(desk: Workspace, server: TestServer) -> None:
-    job, doomed = begin(desk, "first", UNTIL_TOLD), begin(desk, "first", "sleep 1000")
+    job, doomed = begin_and_run(desk, server, UNTIL_TOLD), begin(desk, "first", "sleep 1000")
     selection = by_id(job.id)
     commands: dict[str, Callable[[], Any]] = {
         "job-list": desk.list_jobs,

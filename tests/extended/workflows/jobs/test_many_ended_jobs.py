@@ -14,7 +14,7 @@ from remote_tool.jobs.record_file import format_record
 from remote_tool.jobs.registry import Registry
 from remote_tool.protocol.fingerprints import BUCKETS, fingerprints, is_fingerprints, unlike
 from remote_tool.workflows import agent_client
-from tests.extended.workflows.jobs.test_jobs import begin, by_id, remote_folder
+from tests.extended.workflows.jobs.test_jobs import begin, begin_and_run, by_id, remote_folder
 from tests.figures import record_figure
 from tests.project import make_project
 
@@ -131,7 +131,7 @@ def test_an_empty_folder_in_the_place_of_the_jobs_says_nothing_of_ended_ones(
     desk: Workspace, server: TestServer
 ) -> None:
     ids = multiply(desk, server, ended(desk), 100)
-    running = begin(desk, "first", "exec sleep 600")
+    running = begin_and_run(desk, server, "exec sleep 600")
     jobs = server.home / "project" / ".jobs"
     aside = jobs.rename(jobs.with_name("aside"))
     jobs.mkdir(mode=0o700)

@@ -11,6 +11,7 @@ import socket
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -282,6 +283,24 @@ def test_the_first_failure_is_that_of_a_rank_whose_node_has_not_ended_yet(tmp_pa
     failure = first_failure(nodes, tmp_path)
     assert failure is not None
     assert (failure.server, failure.rank, failure.message) == ("gpu2", 1, "RuntimeError: boom")
+
+
+def test_a_lost_server_failed_first_for_its_own_reason_and_errors_have_no_colors(tmp_path: Path) -> None:
+    first = Job(1, "20261122-000000-" + "0" * 32, "gpu1", "", JobState.LOST, launch_id="l", node_rank=0)
+    lost = replace(first, reason="the server rebooted")
+    id_of_second = "20261122-000000-" + "1" * 32
+    second = Job(
+        2, id_of_second, "gpu2", "", JobState.FAILED, launch_id="l", node_rank=1, reason="stopped", lost_node=0
+    )
+    for known, message in ((lost, "the server rebooted"), (first, "stopped")):
+        failure = first_failure([known, second], tmp_path)
+        assert failure is not None
+        assert (failure.server, failure.message) == ("gpu1", message)
+    (tmp_path / id_of_second).mkdir()
+    (tmp_path / id_of_second / "job.err").write_text("\x1b[1;31mboom\x1b[0m \x1b[2J\n")
+    failure = first_failure([replace(second, reason="", lost_node=None)], tmp_path)
+    assert failure is not None
+    assert failure.message == "boom \x1b[2J"
 
 
 @pytest.mark.row(101)

@@ -240,7 +240,7 @@ def test_restarts_need_a_follower(trainer: Workspace) -> None:
 
 
 def test_an_unknown_launcher_is_refused() -> None:
-    with pytest.raises(UsageError, match="launcher must be one of torchrun, shell, mpi, found 'slurm'"):
+    with pytest.raises(UsageError, match="launcher must be one of torchrun, shell, mpi, ray, found 'slurm'"):
         LaunchRequest("x.py", launcher="slurm")
 
 

@@ -119,7 +119,7 @@ def test_what_is_written_is_readable(tmp_path: Path) -> None:
     assert (
         (tmp_path / ".remote/configs.yaml").read_text()
         == """\
-# Servers and settings of this project; docs/configuration.md explains every key.
+# Servers and settings of this project; docs/configuration.md or man remote-tool-configs explains every key.
 name: digits   # the project's folder in the home folder on each server
 # python: "3.11"           # default: the version that runs remote-tool
 # environment: miniconda   # or miniforge, uv, venv, {existing: /path/to/prefix}

@@ -264,7 +264,7 @@ def test_a_part_of_a_launch_is_not_taken_for_the_whole(project: Path) -> None:
     request = LaunchRequest("true", ("first", "second"), launcher="shell", sync=False)
     first, second = ended(workspace, workspace.launch(request).jobs)
     shutil.rmtree(workspace.config.local.job(second.id))
-    with pytest.raises(UsageError, match="had 2 nodes, and only 1 of them are known here"):
+    with pytest.raises(UsageError, match="had 2 nodes, of which 1 can be found"):
         workspace.plan_rerun(first.id)
 
 

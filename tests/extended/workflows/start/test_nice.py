@@ -71,6 +71,7 @@ COMMANDS = {
     "helper-torch-launch": ["--cmd", "nice.py"],
     "helper-launch": ["--cmd", "true"],
     "helper-mpi-launch": ["--cmd", "true"],
+    "helper-ray-launch": ["--cmd", "true"],
     "helper-fan-out": ["--cmd", "true", "--total", "2"],
 }
 

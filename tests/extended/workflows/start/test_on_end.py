@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.sshd import TestServer
 
-GUIDE = (Path(__file__).parents[4] / "docs" / "guide.md").read_text()
+GUIDE = (Path(__file__).parents[4] / "docs" / "guide" / "messages.md").read_text()
 NTFY, WEBHOOK = re.findall(r"```yaml\n(on_end:.*?)```", GUIDE, re.DOTALL)
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 TOKEN = "tk_0123456789abcdef"

@@ -6,7 +6,13 @@ import pytest
 
 from remote_tool.config.slurm import Slurm
 from remote_tool.environments.checks.checks import Status
-from remote_tool.workflows.slurm.partitions import count_gpus, judge_slurm, parse_partitions, seconds_of
+from remote_tool.workflows.slurm.partitions import (
+    count_gpus,
+    judge_clock,
+    judge_slurm,
+    parse_partitions,
+    seconds_of,
+)
 
 SINFO = """\
 gpu       |up   |1-00:00:00|n1 |idle       |gpu:a100:4(S:0-1)|gpu:a100:0(IDX:N/A)
@@ -19,7 +25,7 @@ sinfo: a line of another form
 
 def test_partitions_have_their_gpus_nodes_and_limits() -> None:
     gpu, cpu = parse_partitions(SINFO)
-    expected = "partition gpu: 5 of 8 GPUs free, 1 of 2 nodes idle (1 more down or drained), up to 1-00:00:00"
+    expected = "partition gpu: 5 of 8 GPUs free, 1 of 2 nodes idle (1 more not available), up to 1-00:00:00"
     assert gpu.describe() == expected
     assert cpu.describe() == "partition cpu: 1 of 1 node idle, not up"
 
@@ -65,3 +71,27 @@ def test_what_is_configured_is_compared_with_the_partition(
     assert check.status is status
     assert words in check.value
     assert bool(check.hint) == (status is not Status.OK)
+
+
+@pytest.mark.parametrize(
+    ("times", "status", "words"),
+    [
+        ("1000 1000 1001", Status.OK, "agrees"),
+        # The controller took its time to answer.
+        ("1000 1018 1020", Status.OK, "agrees"),
+        ("1000 1003 1000", Status.OK, "agrees"),
+        ("1000 1031 1000", Status.WARN, "30 s ahead of"),
+        ("1000 969 1000", Status.WARN, "30 s behind"),
+    ],
+)
+def test_the_clock_of_the_controller_is_compared_with_that_of_the_login_node(
+    times: str, status: Status, words: str
+) -> None:
+    check = judge_clock(times)
+    assert check.status is status
+    assert words in check.value
+
+
+@pytest.mark.parametrize("times", ["", "1000  1000", "1000 N/A 1000", "gpu |up |infinite |n1 |idle |(null) |(null)"])
+def test_a_clock_that_slurm_does_not_tell_is_unknown(times: str) -> None:
+    assert judge_clock(times).status is Status.UNKNOWN

@@ -27,9 +27,9 @@ def ended(state: str, reason: str = "", **held: object) -> dict[str, Any]:
 
 
 def test_the_answer_of_squeue_is_read_and_other_lines_are_left_out() -> None:
-    lines = ["12|RUNNING|1795874700|n[1-2]|a|None", "13_4|PENDING|N/A||b|(null)"]
+    lines = ["12|RUNNING|1795874700|n[1-2]|a b|None", "13_4|PENDING|N/A||b|(null)"]
     found = parse_queue("\n".join([*lines, "slurm_load_jobs: slow", "14|X|a|b|c|d|e", ""]))
-    assert found["12"] == BatchJob("12", "RUNNING", 1795874700.0, "n[1-2]", "a", "")
+    assert found["12"] == BatchJob("12", "RUNNING", 1795874700.0, "n[1-2]", comment="a b")
     assert found["13_4"] == BatchJob("13_4", "PENDING", comment="b")
     assert found["14"].reason == "d|e"
     assert parse_accounting("15|CANCELLED by 1000\n\n")["15"].state == "CANCELLED"
@@ -85,6 +85,16 @@ def test_the_state_of_a_job_is_slurms_until_its_own_record_says_that_it_has_ende
         assert verdict.items() <= recorded.as_request("a").items()
 
 
+def test_a_state_of_a_newer_slurm_ends_nothing() -> None:
+    assert not BatchJob("12", "EXPEDITING").is_over
+    assert BatchJob("12", "NODE_FAIL").is_over
+
+
+def test_an_end_of_its_own_keeps_its_reason_though_slurm_told_it_to_end() -> None:
+    judged, verdict = judge(ended("succeeded", "stopped by a signal to its supervisor"), BatchJob("12", "COMPLETED"))
+    assert (judged["reason"], verdict) == ("stopped by a signal to its supervisor", None)
+
+
 def test_an_end_that_slurm_made_has_its_reason() -> None:
     judged, _ = judge(ended("killed", "stopped by a signal to its supervisor"), BatchJob("12", "TIMEOUT"))
     assert judged["reason"] == "Slurm ended it at its time limit (Slurm job 12: TIMEOUT)"
@@ -99,8 +109,11 @@ def test_a_job_that_slurm_does_not_know_has_ended_and_one_that_is_being_submitte
     held = {"by": "slurm", "reference": "", "reason": ""}
     submitted = {**entry("queued"), "id": "new", "held": held, "spec": {"received_at": 9e9}}
     abandoned = {**entry("queued"), "id": "old", "held": held, "spec": {"received_at": 1.0}}
-    judged, verdicts = judge_all([known, submitted, abandoned], Queue({}))
-    assert set(judged) == {"gone", "new", "old"}
+    of_launch = {**abandoned, "id": "node", "spec": {"received_at": 1.0, "launch_id": "launch"}}
+    queue = Queue({"13": BatchJob("13", "PENDING", comment="first launch")}, now=1e9)
+    judged, verdicts = judge_all([known, submitted, abandoned, of_launch], queue)
+    assert set(judged) == {"gone", "new", "old", "node"}
     assert {job: verdict.end for job, verdict in verdicts.items()} == {"gone": "failed", "old": "failed"}
+    assert judge_all([abandoned], Queue({}))[1] == {}
     _, verdicts = judge_all([entry("queued")], Queue({}))
     assert verdicts["a"].end == "killed"

@@ -1,0 +1,1 @@
+complete --command remote-tool --no-files --arguments "(env _REMOTE_TOOL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) remote-tool)" --condition "env _REMOTE_TOOL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) remote-tool"
