@@ -36,6 +36,9 @@ OPEN_TO_ALL, ADDRESS, TEMPORARY = "ray", "ray/ray_current_cluster", "tmp"
 # Until Ray answers, and until all nodes have joined: other machines may have to load Ray from a slow disk first.
 START_SECONDS = 180.0
 SILENT_SECONDS = 5.0
+# Ray gives up after so long (Node.__init__ in ray/_private/node.py), which loading it from a slow disk may take. The
+# first node begins no other try later than that, as its workers wait for START_SECONDS.
+RAYS_OWN_LIMIT, LAST_TRY = 30.0, 90.0
 # The supervisor kills all that is left 4 s after another node has failed, and this folder has to be gone by then.
 STOP_SECONDS = 2.0
 # It kills what is left 45 s after job-kill, unless told otherwise: so long the program may go on.
@@ -140,17 +143,26 @@ def run_first(options: argparse.Namespace, log: BinaryIO) -> int:
     words += ["--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard)]
     refuse_taken(options.master_port)
     say(f"starting a Ray cluster of {options.nodes} {'node' if options.nodes == 1 else 'nodes'}")
-    with running_ray([*words, *own_address(options)], options, log) as ray:
-        wait_for_start(ray, log, options)
-        environment = {**os.environ, "RAY_ADDRESS": read_address(options)}
-        wait_for_nodes(options, environment, ray, log)
-        say("the Ray cluster is ready")
-        # In a Slurm cluster, other commands reach only the login node.
-        if "SLURM_JOB_ID" not in os.environ:
-            explain_use(options, environment["RAY_ADDRESS"], dashboard)
-        if options.shell_command:
-            return run_program(options.shell_command, environment, ray, log)
-        return explain_end(ray.wait(), log)
+    last_try = time.monotonic() + LAST_TRY
+    while True:
+        may_be_slow = time.monotonic() < last_try
+        with running_ray([*words, *own_address(options)], options, log) as ray:
+            if wait_for_start(ray, log, options, may_be_slow=may_be_slow):
+                return run_cluster(options, ray, log, dashboard)
+        say(f"Ray did not start on this node within the {RAYS_OWN_LIMIT:.0f} s that it allows; it starts again")
+
+
+def run_cluster(options: argparse.Namespace, ray: subprocess.Popen[bytes], log: BinaryIO, dashboard: int) -> int:
+    """Wait for the workers; run the program, or stay until somebody ends the cluster."""
+    environment = {**os.environ, "RAY_ADDRESS": read_address(options)}
+    wait_for_nodes(options, environment, ray, log)
+    say("the Ray cluster is ready")
+    # In a Slurm cluster, other commands reach only the login node.
+    if "SLURM_JOB_ID" not in os.environ:
+        explain_use(options, environment["RAY_ADDRESS"], dashboard)
+    if options.shell_command:
+        return run_program(options.shell_command, environment, ray, log)
+    return explain_end(ray.wait(), log)
 
 
 def explain_use(options: argparse.Namespace, address: str, dashboard: int) -> None:
@@ -187,12 +199,13 @@ def run_program(command: str, environment: dict[str, str], ray: subprocess.Popen
 def run_worker(options: argparse.Namespace, log: BinaryIO) -> int:
     """Keep a worker in the cluster until the cluster ends; return 1 if the worker ends before."""
     where = join(options.master_addr, options.master_port)
-    wait_for_first(options)
     begin, pause, has_left = time.monotonic(), 1.0, False
     while True:
+        if not has_left:
+            wait_for_first(options)
         began = time.monotonic()
         with running_ray(["--address", where, *own_address(options)], options, log) as ray:
-            if has_cluster_ended(ray, options, log, is_back=has_left):
+            if has_cluster_ended(ray, options, log, has_left=has_left):
                 return 0
             explain_end(ray.returncode, log)
             has_joined = runs(log)
@@ -205,7 +218,7 @@ def run_worker(options: argparse.Namespace, log: BinaryIO) -> int:
         what = "left the Ray cluster; it joins again" if has_left else "has not joined the Ray cluster; it tries again"
         say(f"this node {what} in {pause:.0f} s")
         time.sleep(pause)
-        if is_refused(options):
+        if has_left and is_refused(options):
             return 0
 
 
@@ -216,20 +229,24 @@ def runs(log: BinaryIO) -> bool:
 
 
 def has_cluster_ended(
-    ray: subprocess.Popen[bytes], options: argparse.Namespace, log: BinaryIO, *, is_back: bool
+    ray: subprocess.Popen[bytes], options: argparse.Namespace, log: BinaryIO, *, has_left: bool
 ) -> bool:
-    """Wait until Ray ends here, or on the first node; return whether it was the first node."""
-    refused = 0
+    """Wait until Ray ends here, or on the first node; return whether it was the first node.
+
+    No cluster ends before all have joined it, so until this node has, the first one only starts again.
+    """
+    refused, has_joined = 0, False
     while ray.poll() is None:
-        if is_back and runs(log):
-            is_back = False
-            say("this node has joined the Ray cluster again")
+        if not has_joined and runs(log):
+            has_joined = True
+            if has_left:
+                say("this node has joined the Ray cluster again")
         refused = refused + 1 if is_refused(options) else 0
-        if refused >= MOST_REFUSED:
+        if refused >= MOST_REFUSED and (has_left or has_joined):
             return True
         wait_a_little(ray, LOOK_SECONDS if not refused else LOOK_SECONDS / 4)
     # It may have ended because of the first one.
-    return is_refused(options)
+    return (has_left or runs(log)) and is_refused(options)
 
 
 def is_refused(options: argparse.Namespace) -> bool:
@@ -325,13 +342,17 @@ def children() -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
-def wait_for_start(ray: subprocess.Popen[bytes], log: BinaryIO, options: argparse.Namespace) -> None:
-    """Wait until Ray has written its address."""
+def wait_for_start(
+    ray: subprocess.Popen[bytes], log: BinaryIO, options: argparse.Namespace, *, may_be_slow: bool
+) -> bool:
+    """Wait until Ray has written its address; return False if it ended because that took too long for it."""
     began = time.monotonic()
     told = False
     while not read_address(options):
-        refuse_end(ray, log)
         waited = time.monotonic() - began
+        if may_be_slow and waited > RAYS_OWN_LIMIT and ray.poll() is not None:
+            return False
+        refuse_end(ray, log)
         if waited > START_SECONDS:
             show_log(log)
             raise FailedError(f"Ray did not start within {START_SECONDS:.0f} s")
@@ -339,6 +360,7 @@ def wait_for_start(ray: subprocess.Popen[bytes], log: BinaryIO, options: argpars
             told = True
             say("Ray is starting on this node")
         time.sleep(0.1)
+    return True
 
 
 def refuse_end(ray: subprocess.Popen[bytes], log: BinaryIO) -> None:

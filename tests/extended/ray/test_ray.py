@@ -195,6 +195,28 @@ def test_a_worker_whose_ray_was_killed_comes_back(desk: Desk, machines: Machines
 
 
 @pytest.mark.row(339)
+def test_a_first_node_that_is_too_slow_for_ray_starts_again_and_its_workers_wait(
+    desk: Desk, machines: Machines
+) -> None:
+    (desk.root / "tasks.py").write_text(TASKS)
+    keys = start(desk, "--cmd", "tasks.py 0")
+    found: list[int] = []
+
+    def starts() -> list[int]:
+        found[:] = [pid for pid, command in machines["first"].pids().items() if "/raylet/raylet " in command]
+        return found
+
+    until(starts, "Ray starts on the first machine")
+    machines["first"].run("kill", "-STOP", *map(str, found))
+    assert desk.waits_for(keys[0], "succeeded", "failed")["state"] == "succeeded", output(desk, keys[0])
+    assert desk.waits_for(keys[1], "succeeded", "failed")["state"] == "succeeded", output(desk, keys[1])
+    said = output(desk, keys[0])
+    assert "Ray did not start on this node within the 30 s that it allows; it starts again" in said
+    assert "tasks on first second" in said
+    nothing_left(machines)
+
+
+@pytest.mark.row(339)
 def test_a_worker_whose_ray_ends_while_the_cluster_starts_tries_again(desk: Desk, machines: Machines) -> None:
     (desk.root / "tasks.py").write_text(TASKS)
     keys = start(desk, "--cmd", "tasks.py 0")

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 
 KEYS = [
     *("key", "id", "launch_id", "node_rank", "server", "name", "state", "exit_code", "signal", "reason", "pid"),
-    *("tags", "note", "started_by", "command", "workdir", "git", "copy", "environment_hash"),
+    *("slurm", "tags", "note", "started_by", "command", "workdir", "git", "copy", "environment_hash"),
     *("nice", "gpus", "gpu_count", "leased_gpus", "priority", "after", "terminal", "variables", "rerun_of"),
     *("max_duration", "stop_if_idle", "stop_signal", "retries", "failed_attempts"),
     *("created_at", "started_at", "ended_at", "values", "log"),
