@@ -36,8 +36,8 @@ OPEN_TO_ALL, ADDRESS, TEMPORARY = "ray", "ray/ray_current_cluster", "tmp"
 # Until Ray answers, and until all nodes have joined: other machines may have to load Ray from a slow disk first.
 START_SECONDS = 180.0
 SILENT_SECONDS = 5.0
-# Ray gives up after so long (Node.__init__ in ray/_private/node.py), which loading it from a slow disk may take. The
-# first node begins no other try later than that, as its workers wait for START_SECONDS.
+# Ray gives up after so long (Node.__init__ in ray/_private/node.py), which loading it from a slow disk may take. After
+# a try that began later than that, the first node makes no other one, as its workers wait for START_SECONDS.
 RAYS_OWN_LIMIT, LAST_TRY = 30.0, 90.0
 # The supervisor kills all that is left 4 s after another node has failed, and this folder has to be gone by then.
 STOP_SECONDS = 2.0
@@ -145,9 +145,9 @@ def run_first(options: argparse.Namespace, log: BinaryIO) -> int:
     say(f"starting a Ray cluster of {options.nodes} {'node' if options.nodes == 1 else 'nodes'}")
     last_try = time.monotonic() + LAST_TRY
     while True:
-        may_be_slow = time.monotonic() < last_try
+        may_try_again = time.monotonic() < last_try
         with running_ray([*words, *own_address(options)], options, log) as ray:
-            if wait_for_start(ray, log, options, may_be_slow=may_be_slow):
+            if wait_for_start(ray, log, options, may_try_again=may_try_again):
                 return run_cluster(options, ray, log, dashboard)
         say(f"Ray did not start on this node within the {RAYS_OWN_LIMIT:.0f} s that it allows; it starts again")
 
@@ -343,14 +343,14 @@ def children() -> list[int]:
 
 
 def wait_for_start(
-    ray: subprocess.Popen[bytes], log: BinaryIO, options: argparse.Namespace, *, may_be_slow: bool
+    ray: subprocess.Popen[bytes], log: BinaryIO, options: argparse.Namespace, *, may_try_again: bool
 ) -> bool:
     """Wait until Ray has written its address; return False if it ended because that took too long for it."""
     began = time.monotonic()
     told = False
     while not read_address(options):
         waited = time.monotonic() - began
-        if may_be_slow and waited > RAYS_OWN_LIMIT and ray.poll() is not None:
+        if may_try_again and waited > RAYS_OWN_LIMIT and ray.poll() is not None:
             return False
         refuse_end(ray, log)
         if waited > START_SECONDS:
