@@ -22,14 +22,14 @@ CLOSE_SECONDS = 2.0
 MOST_CHUNKS = 32
 
 
-def run_in_background(work: Coroutine[Any, Any, T]) -> T:
-    """Run work on the background loop and wait for its result."""
+def run_in_background(work: Coroutine[Any, Any, T], close_seconds: float = CLOSE_SECONDS) -> T:
+    """Run work on the background loop and wait for its result; after Ctrl-C, wait for its end for some seconds."""
     background_work = BackgroundWork(work)
     try:
         return background_work.result()
     except BaseException:
         # Ctrl-C comes to this thread.
-        background_work.stop()
+        background_work.stop(close_seconds)
         raise
 
 
@@ -99,10 +99,10 @@ class BackgroundWork(Generic[T]):
         """Call a function when the work has ended, also after an error or a cancellation."""
         self._future.add_done_callback(call)
 
-    def stop(self) -> None:
+    def stop(self, close_seconds: float = CLOSE_SECONDS) -> None:
         """Cancel the work if it is still running; its connections end before this returns, or soon after."""
         if self._pid == os.getpid() and self._future.cancel() and not self._is_own_loop:
-            self._ended.wait(CLOSE_SECONDS)
+            self._ended.wait(close_seconds)
 
     @property
     def _is_own_loop(self) -> bool:

@@ -15,7 +15,7 @@ from remote_tool.transport.pool import HostPool, Results
 from remote_tool.workflows.context import Context
 from remote_tool.workflows.events import Notice, Report, ignore
 from remote_tool.workflows.selection import JobsAnswer, choose_servers
-from remote_tool.workspace.background import BackgroundWork, run_in_background
+from remote_tool.workspace.background import CLOSE_SECONDS, BackgroundWork, run_in_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -133,8 +133,8 @@ class Project:
 
         return checked(self._work(work), check=check)
 
-    def _work(self, work: Callable[[Context], Coroutine[Any, Any, T]]) -> T:
-        return run_in_background(self._connected(work))
+    def _work(self, work: Callable[[Context], Coroutine[Any, Any, T]], close_seconds: float = CLOSE_SECONDS) -> T:
+        return run_in_background(self._connected(work), close_seconds)
 
     def _begin(self, work: Callable[[Context], Coroutine[Any, Any, T]]) -> BackgroundWork[T]:
         return BackgroundWork(self._connected(work))

@@ -62,11 +62,12 @@ class ServerMethods(Project):
         Raises:
             UsageError: The time is out of range.
         """
+        from remote_tool.workflows.exercise.exercise import END_SECONDS
         from remote_tool.workflows.servers.check import check, check_and_exercise
 
         self._warn_of_terminals(servers)
         if exercise:
-            return self._work(lambda context: check_and_exercise(context, servers, seconds))
+            return self._work(lambda context: check_and_exercise(context, servers, seconds), END_SECONDS)
         return self._work(lambda context: check(context.pool, context.config, servers))
 
     def _warn_of_terminals(self, servers: Sequence[str]) -> None:

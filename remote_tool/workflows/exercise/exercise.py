@@ -27,6 +27,7 @@ from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError
 from remote_tool.launchers.plan import Launcher
 from remote_tool.launchers.request import LaunchRequest
 from remote_tool.protocol import rank_errors
+from remote_tool.workflows.context import REPORTED_AFTER, Context
 from remote_tool.workflows.events import Notice
 from remote_tool.workflows.exercise import program
 from remote_tool.workflows.jobs.follow import Chunk, FollowAnswer, FollowOptions, follow_jobs
@@ -42,12 +43,13 @@ if TYPE_CHECKING:
 
     from remote_tool.jobs.job import Job, JobSpec
     from remote_tool.launchers.plan import LaunchPlan, NodeFacts
-    from remote_tool.workflows.context import Context
+    from remote_tool.workflows.selection import JobsAnswer
 
 LEAST_SECONDS, MOST_SECONDS = 20.0, 3600.0
 # Until the servers have started it, and have reported its end.
 SPARE_SECONDS = 30.0
-START_SECONDS = 10.0
+# After Ctrl-C: until its start is known, and then until the servers have ended it.
+START_SECONDS, END_SECONDS = 10.0, 30.0
 GPU_PAUSE = 2.0
 # A program that prints without end does not fill this machine's memory.
 MOST_PRINTED = 1024 * 1024
@@ -91,7 +93,7 @@ async def exercise(context: Context, servers: Sequence[str], seconds: float) -> 
     request = _request(servers, seconds)
     nodes = await _find_nodes(context, request, servers, failed)
     nodes = await _find_gpus(context, nodes, seconds, failed)
-    begun: list[str] = []
+    begun = _Begun()
     jobs: tuple[Job, ...] = ()
     ranks, measured, problems = 0, dict[str, NodeMeasurement](), dict[str, Check]()
     others = Check(NAME, Status.UNKNOWN, "not exercised, as another server failed")
@@ -105,11 +107,31 @@ async def exercise(context: Context, servers: Sequence[str], seconds: float) -> 
     except RemoteToolError as error:
         failed |= {server: (others if error.server not in {"", server} else _failed(error),) for server in nodes}
     except asyncio.CancelledError:
-        # At once, as the program waits little for it; without a connection, the exercise ends when its time is up.
-        await stop_on_servers(context, list(context.registry.find(begun).values()), signal="SIGKILL")
+        await _end(context, begun, seconds)
         raise
     answer = _judged(measured, problems, ranks)
     return replace(answer, checks={**failed, **answer.checks})
+
+
+@dataclass
+class _Begun:
+    """The ids of the jobs, before anything starts, and their start."""
+
+    ids: tuple[str, ...] = ()
+    starting: asyncio.Task[JobsAnswer] | None = None
+
+
+async def _end(context: Context, begun: _Begun, seconds: float) -> None:
+    """End the exercise after Ctrl-C; without a connection, it ends when its time is up."""
+    text = f"ending the exercise; if you press Ctrl-C again, it may go on for up to {seconds:.0f} s"
+    notice = asyncio.get_running_loop().call_later(REPORTED_AFTER, context.report, Notice("", text))
+    try:
+        if begun.starting is not None:
+            # A stop that overtakes the start would find nothing.
+            await asyncio.wait([begun.starting], timeout=START_SECONDS)
+        await stop_on_servers(context, list(context.registry.find(begun.ids).values()), signal="SIGKILL")
+    finally:
+        notice.cancel()
 
 
 def _request(servers: Sequence[str], seconds: float) -> LaunchRequest:
@@ -193,9 +215,9 @@ async def _find_gpus(
 
 
 async def _start(
-    context: Context, request: LaunchRequest, nodes: Sequence[NodeFacts], seconds: float, begun: list[str]
+    context: Context, request: LaunchRequest, nodes: Sequence[NodeFacts], seconds: float, begun: _Begun
 ) -> tuple[tuple[Job, ...], int]:
-    """Start the launch; return its jobs and the number of ranks. ``begun`` gets the ids before anything starts.
+    """Start the launch; return its jobs and the number of ranks. ``begun`` is filled in before anything starts.
 
     Raises:
         JobError: A server cannot reach the first one; nothing was started.
@@ -205,15 +227,9 @@ async def _start(
         context, replace(request, lost_after=context.config.lost_after), nodes, Launcher.named(request.launcher)
     )
     specs = _make_specs(context, request, plan, nodes, seconds)
-    begun += [spec.id for spec in specs]
-    starting = asyncio.create_task(start_specs(context, specs))
-    try:
-        started = await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        # A stop that overtakes the start would find nothing.
-        await asyncio.wait([starting], timeout=START_SECONDS)
-        raise
-    answer = await all_or_none(context, started)
+    begun.ids = tuple(spec.id for spec in specs)
+    begun.starting = asyncio.create_task(start_specs(context, specs))
+    answer = await all_or_none(context, await asyncio.shield(begun.starting))
     if answer.errors:
         raise SomeServersFailedError(answer.errors, [])
     return answer.jobs, sum(map(_count_ranks, nodes))
