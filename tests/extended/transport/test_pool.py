@@ -169,7 +169,7 @@ from remote_tool.transport.pool import HostPool
 
 async def main():
     asyncio.get_running_loop().slow_callback_duration = 100  # a busy machine is slow, of which asyncio would tell
-    server = Server("first", "127.0.0.1", sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    server = Server("first", "127.0.0.1", sys.argv[1], int(sys.argv[2]), private_key=Path(sys.argv[3]))
     local, remote = LocalPaths(Path(sys.argv[4])), RemotePaths("project")
     config = Config(name="project", servers={"first": server}, local=local, remote=remote)
     async with HostPool(config) as pool:

@@ -36,7 +36,7 @@ while time.monotonic() - began < {SECONDS} or written < {128 * MIB}:
     written += os.write(1, line * 256)
     last += len(line) * 256 / 300e6
     if last > time.monotonic():
-        time.sleep(last - time.monotonic())
+        time.sleep(max(0.0, last - time.monotonic()))
     last = max(last, time.monotonic())
 os.write(2, b"%d" % written)
 """
