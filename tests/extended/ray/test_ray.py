@@ -105,6 +105,18 @@ def kill_ray(host: NetworkHost) -> None:
     host.run("kill", "-KILL", str(raylet))
 
 
+def signal_as_it_starts(signal: str, program: str, host: NetworkHost) -> None:
+    """Send a signal to a program of Ray as soon as it runs."""
+    found: list[int] = []
+
+    def starts() -> list[int]:
+        found[:] = [pid for pid, command in host.pids().items() if program in command]
+        return found
+
+    until(starts, f"{program} starts on {host.name}")
+    host.run("kill", signal, *map(str, found))
+
+
 @pytest.mark.picked
 @pytest.mark.row(337)
 @pytest.mark.row(340)
@@ -200,14 +212,7 @@ def test_a_first_node_that_is_too_slow_for_ray_starts_again_and_its_workers_wait
 ) -> None:
     (desk.root / "tasks.py").write_text(TASKS)
     keys = start(desk, "--cmd", "tasks.py 0")
-    found: list[int] = []
-
-    def starts() -> list[int]:
-        found[:] = [pid for pid, command in machines["first"].pids().items() if "/raylet/raylet " in command]
-        return found
-
-    until(starts, "Ray starts on the first machine")
-    machines["first"].run("kill", "-STOP", *map(str, found))
+    signal_as_it_starts("-STOP", "/raylet/raylet ", machines["first"])
     assert desk.waits_for(keys[0], "succeeded", "failed")["state"] == "succeeded", output(desk, keys[0])
     assert desk.waits_for(keys[1], "succeeded", "failed")["state"] == "succeeded", output(desk, keys[1])
     said = output(desk, keys[0])
@@ -220,14 +225,7 @@ def test_a_first_node_that_is_too_slow_for_ray_starts_again_and_its_workers_wait
 def test_a_worker_whose_ray_ends_while_the_cluster_starts_tries_again(desk: Desk, machines: Machines) -> None:
     (desk.root / "tasks.py").write_text(TASKS)
     keys = start(desk, "--cmd", "tasks.py 0")
-    found: list[int] = []
-
-    def starts() -> list[int]:
-        found[:] = [pid for pid, command in machines["second"].pids().items() if "ray.scripts.scripts" in command]
-        return found
-
-    until(starts, "Ray starts on the second machine")
-    machines["second"].run("kill", "-KILL", *map(str, found))
+    signal_as_it_starts("-KILL", "ray.scripts.scripts", machines["second"])
     assert desk.waits_for(keys[0], "succeeded", "failed")["state"] == "succeeded", output(desk, keys[0])
     assert "this node has not joined the Ray cluster; it tries again in 2 s" in output(desk, keys[1])
     assert "tasks on first second" in output(desk, keys[0])
