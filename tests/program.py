@@ -1,7 +1,7 @@
 """The real program in a process of its own, without the time that it takes to load.
 
-Loading is half of a short command. So one process has loaded the program and waits, and each command is a fork of it
-that has its own arguments, folder, variables and streams.
+Loading is most of a short command. So one process has loaded the program, also what a command loads when it needs it,
+and waits; each command is a fork of it that has its own arguments, folder, variables and streams.
 """
 
 from __future__ import annotations
@@ -13,14 +13,32 @@ import sys
 import time
 from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
+
+_ROOT = Path(__file__).parents[1]
+
+
+def _modules_below(*packages: str) -> Iterator[str]:
+    for package in packages:
+        for file in sorted((_ROOT / package).rglob("*.py")):
+            yield ".".join(file.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__")
+
 
 _FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(["asyncssh", "yaml", "remote_tool.cli.app", "remote_tool.workspace", __name__])
+_FORKS.set_forkserver_preload(
+    [
+        "asyncssh",
+        "yaml",
+        "remote_tool.cli.app",
+        "remote_tool.workspace",
+        *_modules_below(*(f"remote_tool/{each}" for each in ("cli/commands", "launchers", "transport", "workflows"))),
+        __name__,
+    ]
+)
 # What Python, its libraries, or coverage look at when they are loaded.
 _READ_ONCE = (
     *("PYTHON", "LANG", "LC_", "LD_", "TZ", "COV"),

@@ -177,7 +177,7 @@ HELP_NAMES = {"help_option_names": ["--help", "-h"]}
 
 
 class _TextAsGiven:
-    """Takes absent values, text and counts unchanged; Typer converts the rest.
+    """Takes absent values, counts, and what has its type already unchanged; Typer converts the rest.
 
     Typer loads pydantic for every value that it converts, a quarter of the time of a short command.
     """
@@ -190,7 +190,7 @@ class _TextAsGiven:
         if value is None:
             return () if getattr(param, "multiple", False) else None
         kind = param.type_descriptor.annotation
-        if (kind is str and isinstance(value, str)) or getattr(param, "count", False):
+        if type(value) is kind or getattr(param, "count", False):
             return value
         if kind == list[str] and isinstance(value, list | tuple):
             return list(value)
