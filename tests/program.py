@@ -28,17 +28,16 @@ def _modules_below(*packages: str) -> Iterator[str]:
             yield ".".join(file.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-_FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    [
-        "asyncssh",
-        "yaml",
-        "remote_tool.cli.app",
-        "remote_tool.workspace",
-        *_modules_below(*(f"remote_tool/{each}" for each in ("cli/commands", "launchers", "transport", "workflows"))),
-        __name__,
-    ]
+# All that a command loads, now or when it needs it.
+PROGRAM = (
+    "asyncssh",
+    "yaml",
+    "remote_tool.cli.app",
+    "remote_tool.workspace",
+    *_modules_below(*(f"remote_tool/{each}" for each in ("cli/commands", "launchers", "transport", "workflows"))),
 )
+_FORKS = get_context("forkserver")
+_FORKS.set_forkserver_preload([*PROGRAM, __name__])
 # What Python, its libraries, or coverage look at when they are loaded.
 _READ_ONCE = (
     *("PYTHON", "LANG", "LC_", "LD_", "TZ", "COV"),

@@ -8,20 +8,14 @@ import subprocess
 import sys
 import traceback
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.program import PROGRAM
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-MODULES = (
-    "remote_tool.transport.ssh.host",
-    "remote_tool.workflows.jobs.follow",
-    "remote_tool.workflows.launch.launch",
-    "remote_tool.workflows.fan_out.fan_out",
-    "remote_tool.workflows.prepare.prepare",
-    "remote_tool.workflows.servers.check",
-)
 
 
 @dataclass(frozen=True)
@@ -70,8 +64,8 @@ def run_at_once(
 def main() -> None:
     """Run what stdin asks for, and print the statuses."""
     wanted = json.load(sys.stdin)
-    for module in MODULES:
-        __import__(module)
+    for module in PROGRAM:
+        import_module(module)
     for place, value in wanted["settings"].items():
         module, _, name = place.partition(":")
         assert hasattr(sys.modules[module], name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from remote_tool.cli.app import main
-from remote_tool.cli.commands import jobs as job_commands
-from remote_tool.transport.ssh import log_in as ssh_host
+from tests.program import PROGRAM
 
-__all__ = ["job_commands", "run", "ssh_host"]
+for module in PROGRAM:
+    import_module(module)
 
 
 def run(*arguments: str) -> None:
