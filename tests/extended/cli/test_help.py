@@ -141,6 +141,13 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     assert [module for module in modules if module.startswith(("rich", "http", "pydantic"))] == []
 
 
+@pytest.mark.parametrize("command", ["job-run", "helper-launch", "helper-torch-launch"])
+def test_a_start_with_default_numbers_does_not_load_pydantic(tmp_path: Path, command: str) -> None:
+    modules = modules_of(command, "--cmd", "train.py", cwd=tmp_path, ends=2, environment={"HOME": str(tmp_path)})
+    assert "remote_tool.config.loading" in modules
+    assert [module for module in modules if module.startswith("pydantic")] == []
+
+
 def test_no_garbage_is_looked_for_when_the_program_ends(tmp_path: Path) -> None:
     """What is registered first is called last."""
     code = """if True:
