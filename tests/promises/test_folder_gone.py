@@ -82,7 +82,7 @@ def test_a_job_without_its_folder_that_ignores_sigterm_is_killed_whole_after_the
     shutil.rmtree(desk.there() / ".jobs" / job_id)
     begin = time.monotonic()
     desk.does("job-kill", "1", "--grace", "0.3")
-    assert time.monotonic() - begin < 12
+    assert time.monotonic() - begin < 30
     is_left = is_running(cleared)
     if is_left:
         os.kill(cleared, signal.SIGKILL)

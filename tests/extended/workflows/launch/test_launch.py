@@ -375,7 +375,8 @@ def test_a_torchrun_that_waits_for_the_others_and_ignores_sigterm_is_killed_afte
     assert workers_of(second)
     begin = time.monotonic()
     stopped = trainer.stop_jobs(selection([first]), grace=1)
-    assert time.monotonic() - begin < 20
+    # Else the grace of a launch, 45 seconds.
+    assert time.monotonic() - begin < 40
     (job,) = stopped.jobs
     assert job.state is JobState.KILLED
     assert "SIGKILL ended the remaining processes" in job.reason
