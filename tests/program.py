@@ -28,7 +28,7 @@ def _modules_below(*packages: str) -> Iterator[str]:
             yield ".".join(file.relative_to(_ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-# All that a command loads, now or when it needs it.
+# What commands load, at once or when they need it.
 PROGRAM = (
     "asyncssh",
     "yaml",

@@ -176,7 +176,7 @@ AFTER_CTRL_C = {
 HELP_NAMES = {"help_option_names": ["--help", "-h"]}
 
 
-class _TextAsGiven:
+class _AsGiven:
     """Takes absent values, counts, and what has its type already unchanged; Typer converts the rest.
 
     Typer loads pydantic for every value that it converts, a quarter of the time of a short command.
@@ -199,7 +199,7 @@ class _TextAsGiven:
 
 def _without_pydantic(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
-        parameter.get_runtime_param = partial(_TextAsGiven, parameter)
+        parameter.get_runtime_param = partial(_AsGiven, parameter)
     return parameters
 
 
