@@ -287,7 +287,7 @@ class _Push:
 
     async def _send_another_way(self, bridge: Bridge, rsync: LocalRsync, ending: Ending) -> Ending:
         """Run rsync again for what it can send; return how the last run ended."""
-        selections = await self._plan.another_way(partial(self._ask_again, bridge), self._sent)
+        selections = await self._plan.another_way(partial(self._ask_again, bridge))
         if selections is None:
             return ending
         for number, selection in enumerate(selections):

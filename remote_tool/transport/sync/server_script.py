@@ -99,7 +99,7 @@ def finish_script(remote: RemotePaths, attempt: Attempt) -> str:
 
 
 def _commit(remote: RemotePaths) -> str:
-    variables = _assign(PARTIAL_FOLDER=PARTIAL_FOLDER, REMOVE_EACH=script_text("remove_each"))
+    variables = _assign(REMOVE_EACH=script_text("remove_each"))
     return f"{variables}{script_text('commit')}{running_script(remote)}"
 
 
@@ -255,6 +255,7 @@ def _common(remote: RemotePaths, attempt: Attempt) -> str:
         OWNER_FILE=remote.sync_owner,
         SNAPSHOT=attempt.snapshot_id,
         MARK=attempt.mark,
+        PARTIAL_FOLDER=PARTIAL_FOLDER,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import stat
 from collections.abc import Awaitable, Callable
@@ -128,19 +127,15 @@ class TransferPlan:
         """The files for rsync to send."""
         return Selection(self._snapshot, self.wanted, self.left_out, self.trusts_times)
 
-    async def another_way(self, ask: Ask, sent: Collection[str]) -> list[Selection] | None:
+    async def another_way(self, ask: Ask) -> list[Selection] | None:
         """Find out why rsync has not sent all files, and leave out those in whose place the server has a folder.
 
-        Args:
-            ask: Asks the server.
-            sent: Names that rsync has sent.
-
         Returns:
-            What rsync has to send now: the other files, if any, and those behind each link of the server in the place
-            of a folder, which releases since 3.5 do not follow otherwise; None if neither is the cause.
+            What rsync has to look at again, because it names what it sent whether or not that arrived: the other files,
+            if any, and those behind each link of the server in the place of a folder, which releases since 3.5 do not
+            follow otherwise; None if neither is the cause.
         """
-        done = frozenset(map(os.fsencode, sent))
-        names = [name for name in self._names_to_send() if name not in done]
+        names = self._names_to_send()
         folders = sorted({name[: at.end()] for name in names for at in re.finditer(b"/", name)})
         files = [name for name in names if not name.endswith(b"/")]
         found = await self._look_there(ask, b"".join(b"0 0 %b\0" % name for name in [*folders, *files]))

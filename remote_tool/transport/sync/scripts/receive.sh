@@ -141,6 +141,13 @@ records() {
   head -c "${asked%% *}"
 }
 
+# An interrupted sync leaves the part of a read-only file read-only, so that rsync cannot complete it.
+make_parts_writable() {
+  case $DRY_RUN$state in
+    incomplete*) find "$1/" -path "*/$PARTIAL_FOLDER/*" -type f ! -perm -200 -exec chmod u+w {} + 2>/dev/null ;;
+  esac
+}
+
 # Run rsync with a temporary folder outside the project, so that a killed rsync leaves nothing in the project. Such a
 # folder costs a rename between folders for each file, which takes as long as everything else. If the project is
 # empty, all files are received there and moved at once.
@@ -217,6 +224,7 @@ fi
 
 # Report the state, whether the copy matches it, and the part of the list of sent files that is not known already.
 compare ${sent_digest:+"$SNAPSHOT" "$sent_size" "$sent_digest"} "$@"
+make_parts_writable "$project"
 see_whether_bare
 [ -z "$bare" ] || same=-
 printf '%s\n%s\n%s\n' "$state" "$same" "$workspaces"
@@ -259,6 +267,7 @@ while IFS= read -r words || exit 1; do
       into=${into%.} mode=${words#* }
       mode=${mode%% *}
       if [ -z "$DRY_RUN" ] && [ "$mode" != - ]; then chmod "$mode" "$project/$into" 2>/dev/null; fi
+      make_parts_writable "$project/$into"
       continue ;;
     *)
       receive_once

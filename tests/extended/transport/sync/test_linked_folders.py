@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import stat
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ from tests.extended.transport.sync.test_push import Desk
 from tests.rsyncs import EACH_RSYNC, use_there
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.conftest import MakeServer
@@ -115,6 +117,31 @@ async def test_another_failure_is_reported_beside_a_link(desk: Desk, disk: Path)
         await desk.sync()
     assert (desk.copy / "out" / "model.pt").read_text() == "weights"
     assert "complete" not in desk.state.split()
+
+
+@pytest.fixture
+def immutable(desk: Desk) -> Iterator[Path]:
+    """A folder ``fixed`` on the server in which nothing can be made."""
+    folder = desk.copy / "fixed"
+    folder.mkdir()
+    if subprocess.call("chattr +i project/fixed 2> /dev/null", shell=True, cwd=desk.server.home):
+        pytest.skip("no folder can be made immutable here: this needs root, and a file system such as ext4")
+    yield folder
+    subprocess.run(["chattr", "-i", folder], check=True)
+
+
+@pytest.mark.row(70)
+async def test_a_file_that_rsync_names_but_cannot_write_is_an_error_beside_a_link(
+    desk: Desk, disk: Path, immutable: Path
+) -> None:
+    desk.write("fixed/a.txt")
+    for _ in range(2):
+        with pytest.raises(SyncError, match="some files could not be sent"):
+            await desk.sync()
+        assert "complete" not in desk.state.split()
+    subprocess.run(["chattr", "-i", immutable], check=True)
+    assert "fixed/a.txt" in (await desk.sync()).sent
+    assert on_disk(disk) == {"set.txt": "text\n", "deep/more.txt": "text\n"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives away a link")
