@@ -141,9 +141,10 @@ def test_a_command_in_a_pipe_loads_only_what_it_needs(tmp_path: Path, words: tup
     assert [module for module in modules if module.startswith(("rich", "http", "pydantic"))] == []
 
 
-@pytest.mark.parametrize("command", ["job-run", "helper-launch", "helper-torch-launch"])
-def test_a_start_with_default_numbers_does_not_load_pydantic(tmp_path: Path, command: str) -> None:
-    modules = modules_of(command, "--cmd", "train.py", cwd=tmp_path, ends=2, environment={"HOME": str(tmp_path)})
+@pytest.mark.parametrize("command", ["job-run --gpus 2", "helper-launch", "helper-torch-launch --max-restarts 1"])
+def test_a_start_reads_its_numbers_without_pydantic(tmp_path: Path, command: str) -> None:
+    words = (*command.split(), "--cmd", "train.py")
+    modules = modules_of(*words, cwd=tmp_path, ends=2, environment={"HOME": str(tmp_path)})
     assert "remote_tool.config.loading" in modules
     assert [module for module in modules if module.startswith("pydantic")] == []
 
@@ -172,8 +173,8 @@ def test_help_lists_the_commands_of_the_interface(tmp_path: Path) -> None:
         (("nope",), "No such command 'nope'", ""),
         (("run", "--josn"), "No such option: --josn (Possible options: --hosts, --json)", " run"),
         (("-v", "run", "--server", "gpu1", "--cmd"), "Option '--cmd' requires an argument", " run"),
-        (("job-kill", "--grace", "long"), "Invalid value for '--grace'", " job-kill"),
-        (("demo", "--servers", "99"), "Invalid value for '--servers'", " demo"),
+        (("job-kill", "--grace", "long"), "--grace must be a number from 0 to 604800, found 'long'", " job-kill"),
+        (("demo", "--servers", "99"), "--servers must be a whole number from 1 to 8, found '99'", " demo"),
     ],
 )
 def test_wrong_words_are_an_error_like_any_other(

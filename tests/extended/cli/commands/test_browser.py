@@ -330,7 +330,12 @@ def test_what_jupyter_cannot_do_is_one_sentence(project: Path) -> None:
         (("--server", "first"), 1, "first: Jupyter Lab is not installed in the environment there", "pip install"),
         ((), 2, "Jupyter Lab needs one server, and 2 are selected: first, second", "jupyter --server first"),
         (("--server", "gpu9"), 2, "Unknown server 'gpu9'", ""),
-        (("--server", "first", "--port", "70000"), 2, "Invalid value for '--port'", ""),
+        (
+            ("--server", "first", "--port", "70000"),
+            2,
+            "--port must be a whole number from 0 to 65535",
+            "",
+        ),
     ):
         refused = remote_tool("jupyter", "--no-browser", *words, cwd=project)
         assert (refused.returncode, refused.stdout) == (status, ""), refused.stderr
