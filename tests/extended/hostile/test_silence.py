@@ -34,7 +34,7 @@ def test_a_tarpit_among_five_servers_holds_up_no_other(
     assert error.startswith(f"error: silent: the login shell did not start the command within {SILENCE:g} s: ")
     listed = desk.program("job-list", "--stopped")
     desk.check(listed)
-    assert "an honest word" in listed.out
+    assert "honest-tag" in listed.out
     assert listed.err.count("error: ") == 1
     assert "error: silent: " in listed.err
     assert (ran.status, listed.status) == (3, 3)
