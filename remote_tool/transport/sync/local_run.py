@@ -61,7 +61,7 @@ class LocalRun:
         selection: The files to send.
         options: The options of the sync.
         on_items: Called with the lines that rsync prints about files.
-        sent: Names of the files and links that were sent.
+        sent: Keys: the files and links that were sent; one that rsync names in two runs is there once.
         done: Bytes of files that rsync reports as done.
     """
 
@@ -69,7 +69,7 @@ class LocalRun:
     selection: Selection
     options: PushOptions
     on_items: Callable[[bytes], None]
-    sent: list[str] = field(default_factory=list)
+    sent: dict[str, None] = field(default_factory=dict)
     done: int = 0
 
     async def run(self, bridge: Bridge) -> tuple[int, bytes]:
@@ -176,7 +176,7 @@ class LocalRun:
         items = [line for line in lines if not line.startswith(b"\r")]
         found = filter(None, map(self.rsync.parse_item, items))
         inside = self.selection.inside
-        self.sent += [os.fsdecode(inside + item.name) for item in found if not item.is_folder]
+        self.sent |= {os.fsdecode(inside + item.name): None for item in found if not item.is_folder}
         self.on_items(b"".join(line + b"\n" for line in items))
 
 

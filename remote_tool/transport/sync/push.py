@@ -147,7 +147,7 @@ class _Push:
         self._attempt = Attempt(
             "", secrets.token_hex(16), own_name(), options.workspace.line if options.workspace else ""
         )
-        self._sent: list[str] = []
+        self._sent: dict[str, None] = {}
         self._removed: list[str] = []
         self._bytes = 0
         # It reports its own progress, which omits the part of a file that the server already has.
@@ -243,7 +243,7 @@ class _Push:
             return
         asking = Asking(partial(self._ask, bridge), bridge.unhurried)
         self._relayed = await self._options.relay(asking, self._snapshot, self._plan.lacking_bytes())
-        self._sent += sorted(os.fsdecode(name) for name in self._relayed.names)
+        self._sent |= dict.fromkeys(sorted(os.fsdecode(name) for name in self._relayed.names))
         self._plan.drop_relayed(self._relayed.names)
 
     async def _complete_partial_files(self, bridge: Bridge) -> None:
@@ -374,7 +374,7 @@ class _Push:
         self._report_progress()
 
     def _report_progress(self) -> None:
-        name = self._sent[-1] if self._sent else ""
+        name = next(reversed(self._sent), "")
         done = (self._local_run.done if self._local_run else 0) or self._bytes
         self._on_progress(Progress(len(self._sent), self._snapshot.file_count, self._bytes, name, done, self._total))
 

@@ -391,7 +391,7 @@ async def test_an_interrupted_sync_of_a_read_only_file_is_completed(desk: Desk, 
     await until(lambda: not programs(desk.server.home))
     (part,) = desk.server.home.rglob(f"{PARTIAL_FOLDER}/big")
     assert not part.stat().st_mode & stat.S_IWUSR
-    await desk.sync()
+    assert (await desk.sync()).sent.count("data/big") == 1
     arrived = desk.copy / "data/big"
     assert arrived.read_bytes() == big.read_bytes()
     assert stat.S_IMODE(arrived.stat().st_mode) == 0o444
