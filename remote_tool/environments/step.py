@@ -98,11 +98,14 @@ work=$!
 end() {
     if [ -n "$session" ]; then kill "-$1" "-$work"; else kill "-$1" "$work"; fi
 }
+# A client that gives up sends it, before stdin ends.
+trap '' HUP
 (
     while read -r _; do :; done <&3
+    trap '' TERM
     end TERM
     tries=0
-    while kill -0 "$work" && [ "$tries" -lt 50 ]; do tries=$((tries + 1)); sleep 0.1; done
+    while end 0 && [ "$tries" -lt 50 ]; do tries=$((tries + 1)); sleep 0.1; done
     end KILL
 ) >/dev/null 2>&1 &
 watch=$!

@@ -140,7 +140,7 @@ def install_script(config: Config, operation: str) -> str:
         f"{_enter(config, operation)}"
         "umask 077\n"
         f"new={folder}.new.{secrets.token_hex(8)}\n"
-        f"trap 'rm -rf \"$new\"' EXIT\n"
+        f"trap 'rm -rf \"$new\"' EXIT; trap 'exit 1' HUP PIPE TERM\n"
         f'"$python" -I -S -c {shlex.quote(_UNPACK)} "$new" {folder}\n'
     )
 

@@ -156,7 +156,7 @@ async def send_file(
     quoted = f'"$HOME"/{shlex.quote(path)}'
     script = (
         f'umask 077; mkdir -p "$HOME"/{shlex.quote(os.path.dirname(path) or REMOTE_CACHE)} || exit\n'  # noqa: PTH120
-        f"part={quoted}.$$.part; trap 'rm -f \"$part\"' EXIT\n"
+        f"part={quoted}.$$.part; trap 'rm -f \"$part\"' EXIT; trap 'exit 1' HUP PIPE TERM\n"
         f'cat >"$part" && [ "$(wc -c <"$part")" -eq {size} ] && mv -f "$part" {quoted}\n'
     )
     async with host.open(script, label=f"send {file.name}") as channel:
