@@ -80,9 +80,9 @@ COMMANDS = {
 @pytest.mark.parametrize("nice", ["20", "-1", "high", "1.5"])
 def test_another_number_is_refused_before_anything_is_asked(workspace: Workspace, command: str, nice: str) -> None:
     done = remote_tool(command, *COMMANDS[command], "--nice", nice, cwd=workspace.root)
-    assert (done.returncode, "--nice" in done.stderr, nice in done.stderr) == (2, True, nice in {"20", "-1"}), (
-        done.stderr
-    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --nice must be a whole number")
+    assert nice in done.stderr.splitlines()[0]
 
 
 @pytest.mark.parametrize("nice", [20, -1, True, 1.5, "3"])
