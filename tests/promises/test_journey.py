@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parents[2]
 WHEELS = REPOSITORY / ".cache" / "wheels"
+TORCH = "torch-*-cp{}{}-*.whl".format(*sys.version_info)
 
 
 def give_packages(server: TestServer) -> None:
@@ -37,7 +38,9 @@ LAUNCH = ("helper-torch-launch", "--cmd", "train_digits.py", "--nproc-per-node",
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not any(WHEELS.glob("torch-*.whl")), reason="no wheels in .cache/wheels: make test brings them")
+@pytest.mark.skipif(
+    not any(WHEELS.glob(TORCH)), reason=f"no {TORCH} in .cache/wheels: make test brings that of its own Python"
+)
 def test_from_an_empty_folder_to_a_trained_model(two_servers: tuple[TestServer, TestServer], tmp_path: Path) -> None:
     project = tmp_path / "digits"
     shutil.copytree(REPOSITORY / "sample", project, ignore=shutil.ignore_patterns("checkpoints", "__pycache__"))
