@@ -70,6 +70,8 @@ cd "$HOME" || exit 90
 @VARIABLES@
 @SEARCH@
 unset PYTHONPATH PYTHONHOME PYTHONSTARTUP CDPATH ENV BASH_ENV
+# A client that gives up has SIGHUP sent here before it closes stdin. The step itself does not ignore it.
+trap : HUP
 exec 3<&0
 session=$(command -v setsid)
 $session /bin/sh -s 3<&- <<'END_OF_STEP' &
@@ -95,10 +97,8 @@ exit
 } </dev/null
 END_OF_STEP
 work=$!
-end() {
-    if [ -n "$session" ]; then kill "-$1" "-$work"; else kill "-$1" "$work"; fi
-}
-# A client that gives up sends it, before stdin ends.
+# Before setsid has run, and without it, there is no such group.
+end() { kill "-$1" "-$work" || kill "-$1" "$work"; }
 trap '' HUP
 (
     while read -r _; do :; done <&3

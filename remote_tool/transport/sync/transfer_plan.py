@@ -131,9 +131,9 @@ class TransferPlan:
         """Find out why rsync has not sent all files, and leave out those in whose place the server has a folder.
 
         Returns:
-            What rsync has to look at again, because it names what it sent whether or not that arrived: the other files,
-            if any, and those behind each link of the server in the place of a folder, which releases since 3.5 do not
-            follow otherwise; None if neither is the cause.
+            What rsync has to send now: the other files, if any, and those behind each link of the server in the place
+            of a folder, which releases since 3.5 do not follow otherwise; None if neither is the cause. This includes
+            what rsync has named as sent, as it names a file whether or not it arrives.
         """
         names = self._names_to_send()
         folders = sorted({name[: at.end()] for name in names for at in re.finditer(b"/", name)})

@@ -253,11 +253,8 @@ async def test_a_sync_with_nothing_to_do_is_one_command_on_the_server(desk: Desk
         assert labels == ["rsync", "rsync"]
 
 
-@pytest.mark.row(78)
-@pytest.mark.slow
-async def test_an_interrupted_large_file_is_taken_up_again(desk: Desk) -> None:
-    size = 48 * 1024 * 1024
-    (desk.project / "big").write_bytes(os.urandom(size))
+async def interrupt_halfway(desk: Desk, size: int) -> None:
+    """Drop the connection after half of these bytes, and wait until nothing runs on the server."""
     dropped: list[bool] = []
 
     def drop_in_the_middle(progress: Progress) -> None:
@@ -268,8 +265,16 @@ async def test_an_interrupted_large_file_is_taken_up_again(desk: Desk) -> None:
     async with HostPool(desk.config) as pool:
         with pytest.raises(ConnectionLostError):
             await push_of(desk, await pool.host("first"), drop_in_the_middle)
-    await until(lambda: any(desk.copy.rglob(f"{PARTIAL_FOLDER}/big")))
     await until(lambda: not programs(desk.server.home))
+
+
+@pytest.mark.row(78)
+@pytest.mark.slow
+async def test_an_interrupted_large_file_is_taken_up_again(desk: Desk) -> None:
+    size = 48 * 1024 * 1024
+    (desk.project / "big").write_bytes(os.urandom(size))
+    await interrupt_halfway(desk, size)
+    assert any(desk.copy.rglob(f"{PARTIAL_FOLDER}/big"))
     here = {name for name in desk.names() if not name.startswith(PARTIAL_FOLDER)}
     assert here <= {"a.py"}, "half a file is no part of the project"
     result = await desk.sync()
@@ -378,17 +383,7 @@ async def test_an_interrupted_sync_of_a_read_only_file_is_completed(desk: Desk, 
     big = desk.write("data/big")
     big.write_bytes(os.urandom(size))
     big.chmod(0o444)
-    dropped: list[bool] = []
-
-    def drop_in_the_middle(progress: Progress) -> None:
-        if progress.bytes > size // 2 and not dropped:
-            dropped.append(True)
-            desk.server.drop_connections()
-
-    async with HostPool(desk.config) as pool:
-        with pytest.raises(ConnectionLostError):
-            await push_of(desk, await pool.host("first"), drop_in_the_middle)
-    await until(lambda: not programs(desk.server.home))
+    await interrupt_halfway(desk, size)
     (part,) = desk.server.home.rglob(f"{PARTIAL_FOLDER}/big")
     assert not part.stat().st_mode & stat.S_IWUSR
     assert (await desk.sync()).sent.count("data/big") == 1
