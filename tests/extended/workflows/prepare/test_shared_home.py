@@ -136,7 +136,7 @@ def test_a_server_that_no_longer_shares_gets_all_that_it_lacks(
 async def test_what_is_configured_is_not_tested(trio: list[TestServer], tmp_path: Path, *, shared: bool) -> None:
     """Who says that none share has each of them do all of it; the locks of the folder keep that whole."""
     desk = desk_for(trio[:2], tmp_path / "project", EnvironmentKind.EXISTING, prefix=sys.prefix)
-    desk.config = replace(desk.config, shared=shared)
+    desk.config = replace(desk.config, shared=shared, python=None)
     (desk.project / "hello.py").write_text("")
     labels: list[str] = []
     async with HostPool(desk.config, trace=lambda *told: labels.append(told[1])) as pool:
