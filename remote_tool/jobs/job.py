@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
-from remote_tool.protocol.limits import DEFAULT_LOST_AFTER, LONGEST_STARTED_BY
+from remote_tool.protocol.limits import DEFAULT_LOST_AFTER, LONGEST_STARTED_BY, SHELL
 from remote_tool.redaction import redact
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ MASTER_TAG = "master"
 FAN_OUT_TAG, SWEEP_TAG = "fan-out-", "sweep-"
 # Commands that start Jupyter Lab begin with this line, which lists show in their place.
 JUPYTER_MARK = "# Jupyter Lab\n"
+# The program of check --exercise travels in this variable.
+EXERCISE_COMMAND = 'python -c "$REMOTE_TOOL_EXERCISE"'
 DEFAULT_GRACE = 10.0
 
 
@@ -323,6 +325,20 @@ class Job(JobSettings):
     def sweep_tag(self) -> str:
         """Return the tag of the sweep that this job belongs to; empty if there is none."""
         return next((tag for tag in self.tags if self.launch_id and tag.startswith(SWEEP_TAG)), "")
+
+    @property
+    def special(self) -> tuple[str, str] | None:
+        """Return what a job is that ``job-rerun`` does not start again, and the command that does; None for others."""
+        if self.launch_id and any(tag.startswith(FAN_OUT_TAG) for tag in self.tags):
+            name = launch_name(self.launch_id)
+            return f"a part of fan-out {name}", f"helper-fan-out --resume {name}"
+        if self.command.startswith(JUPYTER_MARK):
+            return "Jupyter Lab", f"jupyter --server {self.server}"
+        if self.terminal == SHELL:
+            return "a shell", f"shell --server {self.server} --keep NAME"
+        if self.command.endswith(EXERCISE_COMMAND):
+            return "an exercise of the machines", "check --exercise"
+        return None
 
 
 def new_job_id() -> str:

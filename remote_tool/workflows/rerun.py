@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import RemoteToolError, UsageError
-from remote_tool.jobs.job import FAN_OUT_TAG, JUPYTER_MARK, MASTER_TAG, Job, launch_name
+from remote_tool.jobs.job import MASTER_TAG, Job
 from remote_tool.launchers.job_request import KeptCode
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
-from remote_tool.protocol.limits import SHELL
 from remote_tool.protocol.records import COMMAND_LIMIT
 from remote_tool.readable import counted
 from remote_tool.workflows.events import Notice
@@ -175,16 +174,9 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
     Raises:
         UsageError: It is none that can be started again from its record.
     """
-    if any(tag.startswith(FAN_OUT_TAG) for tag in job.tags) and job.launch_id:
-        name = launch_name(job.launch_id)
-        raise UsageError(
-            f"Job {job.key} is a part of fan-out {name}, whose parts are not repeated one by one",
-            hint=f"remote-tool helper-fan-out --resume {name} starts those again that failed",
-        )
-    if job.command.startswith(JUPYTER_MARK):
-        raise UsageError(f"Job {job.key} is Jupyter Lab", hint=f"remote-tool jupyter --server {job.server}")
-    if job.terminal == SHELL:
-        raise UsageError(f"Job {job.key} is a shell", hint=f"remote-tool shell --server {job.server} --keep NAME")
+    if job.special is not None:
+        what, command = job.special
+        raise UsageError(f"Job {job.key} is {what}", hint=f"remote-tool {command}")
     if not job.launch_id or job.sweep_tag:
         return [job]
     nodes = [each for each in jobs if each.launch_id == job.launch_id]

@@ -64,6 +64,9 @@ def test_servers_without_gpus_are_compared_by_their_cpus_and_the_network_between
         ("exercise", "succeeded", "first"),
         ("exercise", "succeeded", "second"),
     ]
+    assert "remote-tool check --exercise" in desk_of_two.does("job-show", "2")
+    again = desk_of_two.tries("job-rerun", "2")
+    assert (again.returncode, "hint: remote-tool check --exercise" in again.stderr) == (2, True), again.stderr
     until(lambda: not users_of(str(desk_of_two.there() / ".jobs")), "the supervisors have ended")
     assert not empty.exists(), "a check stops no rented machine"
 

@@ -257,7 +257,7 @@ def _next_commands(details: JobDetails) -> list[str]:
     if "artifacts" in details.unknown or not all(file.is_here for file in details.artifacts):
         commands.append(f"job-pull {key}")
     if not job.may_run:
-        commands.append(f"job-rerun {key}")
+        commands.append(job.special[1] if job.special else f"job-rerun {key}")
     if details.errors:
         commands.append(f"check --server {job.server}")
     return [f"{PROGRAM} {command}" for command in commands]

@@ -24,6 +24,7 @@ from remote_tool.environments.checks.exercise import (
     with_medians,
 )
 from remote_tool.errors import JobError, RemoteToolError, SomeServersFailedError, UsageError
+from remote_tool.jobs.job import EXERCISE_COMMAND
 from remote_tool.launchers.plan import Launcher
 from remote_tool.launchers.request import LaunchRequest
 from remote_tool.protocol import rank_errors
@@ -136,7 +137,7 @@ async def _end(context: Context, begun: _Begun, seconds: float) -> None:
 
 def _request(servers: Sequence[str], seconds: float) -> LaunchRequest:
     return LaunchRequest(
-        f'python -c "${program.SOURCE}"',
+        EXERCISE_COMMAND,
         tuple(servers),
         sync=False,
         launcher="shell",

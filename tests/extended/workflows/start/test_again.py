@@ -278,6 +278,10 @@ def test_what_is_started_by_other_commands_is_left_to_them(project: Path) -> Non
     with pytest.raises(UsageError, match="is a shell"):
         workspace.plan_rerun(shell.id)
     workspace.stop_jobs(JobSelection((shell.id,)), signal="SIGKILL")
+    for job, command in (answer.jobs[0], "helper-fan-out --resume"), (shell, "shell --server first --keep NAME"):
+        shown = remote_tool("job-show", job.id, cwd=project).stdout
+        assert f"remote-tool {command}" in shown
+        assert "job-rerun" not in shown
     for words, message in (((), "No job is selected"), (("99999",), "No job '99999'")):
         ran = remote_tool("job-rerun", *words, cwd=project)
         assert (ran.returncode, message in ran.stderr) == (2, True)
