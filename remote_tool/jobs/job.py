@@ -326,20 +326,6 @@ class Job(JobSettings):
         """Return the tag of the sweep that this job belongs to; empty if there is none."""
         return next((tag for tag in self.tags if self.launch_id and tag.startswith(SWEEP_TAG)), "")
 
-    @property
-    def special(self) -> tuple[str, str] | None:
-        """Return what a job is that ``job-rerun`` does not start again, and the command that does; None for others."""
-        if self.launch_id and any(tag.startswith(FAN_OUT_TAG) for tag in self.tags):
-            name = launch_name(self.launch_id)
-            return f"a part of fan-out {name}", f"helper-fan-out --resume {name}"
-        if self.command.startswith(JUPYTER_MARK):
-            return "Jupyter Lab", f"jupyter --server {self.server}"
-        if self.terminal == SHELL:
-            return "a shell", f"shell --server {self.server} --keep NAME"
-        if self.command.endswith(EXERCISE_COMMAND):
-            return "an exercise of the machines", "check --exercise"
-        return None
-
 
 def new_job_id() -> str:
     """Return an id that sorts by time and is unique across laptops: ``20261121-053000-<32 hex digits>``."""
@@ -359,6 +345,20 @@ def job_id_of(moment: float | None, *facts: str) -> str:
 def launch_name(launch_id: str) -> str:
     """Return the short name of a fan-out or a sweep: the end of its id."""
     return launch_id[-6:]
+
+
+def own_start(job: Job) -> tuple[str, str] | None:
+    """Return what a job is that ``job-rerun`` does not start again, and the command that does; None for others."""
+    if job.launch_id and any(tag.startswith(FAN_OUT_TAG) for tag in job.tags):
+        name = launch_name(job.launch_id)
+        return f"a part of fan-out {name}", f"helper-fan-out --resume {name}"
+    if job.command.startswith(JUPYTER_MARK):
+        return "Jupyter Lab", f"jupyter --server {job.server}"
+    if job.terminal == SHELL:
+        return "a shell", f"shell --server {job.server} --keep NAME"
+    if job.command.endswith(EXERCISE_COMMAND):
+        return "an exercise of the machines", "check --exercise"
+    return None
 
 
 def as_iso(moment: float | None) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from remote_tool.errors import RemoteToolError, UsageError
-from remote_tool.jobs.job import MASTER_TAG, Job
+from remote_tool.jobs.job import MASTER_TAG, Job, own_start
 from remote_tool.launchers.job_request import KeptCode
 from remote_tool.launchers.launch_options import read_options
 from remote_tool.launchers.request import LaunchRequest
@@ -174,8 +174,8 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
     Raises:
         UsageError: It is none that can be started again from its record.
     """
-    if job.special is not None:
-        what, command = job.special
+    if (special := own_start(job)) is not None:
+        what, command = special
         raise UsageError(f"Job {job.key} is {what}", hint=f"remote-tool {command}")
     if not job.launch_id or job.sweep_tag:
         return [job]

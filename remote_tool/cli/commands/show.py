@@ -18,7 +18,7 @@ from remote_tool.cli.output.json_output import jobs_document, print_json
 from remote_tool.cli.output.sanitize import escape_controls, one_line
 from remote_tool.cli.program import PROGRAM
 from remote_tool.cli.tables.jobs import how_it_ended, readable_duration, short_command
-from remote_tool.jobs.job import Job, JobState
+from remote_tool.jobs.job import Job, JobState, own_start
 from remote_tool.paths import readable_folder
 from remote_tool.protocol.job_fields import JOB_FIELDS, SECONDS
 from remote_tool.readable import counted, readable_size
@@ -257,7 +257,8 @@ def _next_commands(details: JobDetails) -> list[str]:
     if "artifacts" in details.unknown or not all(file.is_here for file in details.artifacts):
         commands.append(f"job-pull {key}")
     if not job.may_run:
-        commands.append(job.special[1] if job.special else f"job-rerun {key}")
+        special = own_start(job)
+        commands.append(special[1] if special else f"job-rerun {key}")
     if details.errors:
         commands.append(f"check --server {job.server}")
     return [f"{PROGRAM} {command}" for command in commands]
