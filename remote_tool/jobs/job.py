@@ -356,8 +356,8 @@ def own_start(job: Job) -> tuple[str, str] | None:
         return "Jupyter Lab", f"jupyter --server {job.server}"
     if job.terminal == SHELL:
         return "a shell", f"shell --server {job.server} --keep NAME"
-    if job.command.endswith(EXERCISE_COMMAND):
-        return "an exercise of the machines", "check --exercise"
+    if job.command == EXERCISE_COMMAND:
+        return "an exercise", "check --exercise"
     return None
 
 

@@ -174,9 +174,9 @@ def _with_its_launch(job: Job, jobs: Sequence[Job]) -> list[Job]:
     Raises:
         UsageError: It is none that can be started again from its record.
     """
-    if (special := own_start(job)) is not None:
+    if special := own_start(job):
         what, command = special
-        raise UsageError(f"Job {job.key} is {what}", hint=f"remote-tool {command}")
+        raise UsageError(f"Job {job.key} is {what}, which job-rerun does not repeat", hint=f"remote-tool {command}")
     if not job.launch_id or job.sweep_tag:
         return [job]
     nodes = [each for each in jobs if each.launch_id == job.launch_id]

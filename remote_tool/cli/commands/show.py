@@ -257,8 +257,8 @@ def _next_commands(details: JobDetails) -> list[str]:
     if "artifacts" in details.unknown or not all(file.is_here for file in details.artifacts):
         commands.append(f"job-pull {key}")
     if not job.may_run:
-        special = own_start(job)
-        commands.append(special[1] if special else f"job-rerun {key}")
+        _, again = own_start(job) or ("", f"job-rerun {key}")
+        commands.append(again)
     if details.errors:
         commands.append(f"check --server {job.server}")
     return [f"{PROGRAM} {command}" for command in commands]

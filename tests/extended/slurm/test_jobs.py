@@ -478,7 +478,8 @@ def test_a_job_that_slurm_takes_back_while_it_still_dies_stays_in_sight(cluster:
     finally:
         cluster.run("scontrol", "update", "nodename=n1", "state=resume")
     # Slurm cannot begin it again where it still ends it ("launch failed requeued held").
-    until(lambda: not running(cluster, f"slurmstepd: [{slurm_id(desk, key)}."), "Slurm has ended it on its node")
+    steps = f"slurmstepd: [{slurm_id(desk, key)}."
+    until(lambda: not running(cluster, steps), "Slurm has ended it on its node")
     cluster.wait_until_idle()
     cluster.run("scontrol", "update", f"jobid={slurm_id(desk, key)}", SOON)
     desk.waits_for(key, "running")

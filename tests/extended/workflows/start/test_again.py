@@ -278,6 +278,7 @@ def test_what_is_started_by_other_commands_is_left_to_them(project: Path) -> Non
     with pytest.raises(UsageError, match="is a shell"):
         workspace.plan_rerun(shell.id)
     workspace.stop_jobs(JobSelection((shell.id,)), signal="SIGKILL")
+    ended(workspace, [answer.jobs[0], shell])
     for job, command in (answer.jobs[0], "helper-fan-out --resume"), (shell, "shell --server first --keep NAME"):
         shown = remote_tool("job-show", job.id, cwd=project).stdout
         assert f"remote-tool {command}" in shown
