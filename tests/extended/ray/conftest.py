@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 from tests.extended.sample.test_frameworks import FRAMEWORKS, lacks
-from tests.network_hosts import Network, missing
+from tests.network_hosts import HOME, Network, missing
 from tests.project import make_project
 from tests.promises.conftest import Desk
 
@@ -64,13 +64,20 @@ def machines(_network: dict[str, NetworkHost], _turn: None) -> dict[str, Network
 
 @pytest.fixture
 def desk(machines: dict[str, NetworkHost], tmp_path: Path) -> Desk:
-    """A project that is prepared on both."""
+    """A project that is prepared on both, with Ray as ``pip install ray`` brings it: without its dashboard.
+
+    The dashboard's processes would be a quarter of what a cluster costs; a test that wants it removes ``env``.
+    """
+    name = f"project-{tmp_path.name}"
     root = make_project(
         tmp_path / "project",
         list(machines.values()),
-        name=f"project-{tmp_path.name}",
+        name=name,
         environment={"existing": str(FRAMEWORKS)},
+        env={"PYTHONPATH": f"{HOME}/{name}/plain"},
     )
+    (root / "plain").mkdir()
+    (root / "plain" / "sitecustomize.py").write_text("import sys\nsys.modules['aiohttp_cors'] = None\n")
     # A desk asks its servers for their homes, which a network host has as well.
     servers: Any = machines
     desk = Desk(root, servers)

@@ -166,8 +166,12 @@ def test_a_cluster_without_a_program_stays_until_it_is_killed(desk: Desk, machin
         host.options["SetEnv"] = f"PATH={HOME}/bin:/usr/local/bin:/usr/bin:/bin REMOTE_TOOL_TEST_LEASES={HOME}"
         host.reload_sshd()
     (desk.root / "which.py").write_text(GPUS)
+    desk.configure(env=None)
     keys = start(desk, "--gpus", "2")
     until(lambda: "RAY_AUTH_TOKEN_PATH" in output(desk, keys[0]), "the cluster is ready")
+    assert re.search(
+        r"its dashboard: remote-tool forward \d+ --server first; it asks for the token in /tmp/", output(desk, keys[0])
+    )
     (setting,) = re.findall(
         r"export (RAY_ADDRESS=\S+ RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=\S+)", output(desk, keys[0])
     )
