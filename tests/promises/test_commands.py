@@ -7,16 +7,14 @@ import re
 import shutil
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import pytest
 
-from tests.promises.conftest import folder_of_sockets, until
+from tests.processes import environments
+from tests.promises.conftest import Desk, folder_of_sockets, until
 from tests.terminal import Terminal
-
-if TYPE_CHECKING:
-    from tests.promises.conftest import Desk
 
 README = Path(__file__).parents[2] / "README.md"
 REFERENCE = README.parent / "docs" / "reference.md"
@@ -216,10 +214,20 @@ def test_programs_for_the_browser_are_asked_for_where_they_are_missing(desk: Des
 
 
 @pytest.mark.slow
-def test_the_demo_trains_on_servers_of_its_own_and_leaves_nothing(tmp_path: Path, desk: Desk) -> None:
-    ran = type(desk)(tmp_path, {}).tries("demo", "--servers", "1", environment={"TMPDIR": str(tmp_path)})
-    assert ran.returncode == 0, ran.stderr
-    assert "accuracy" in ran.stdout + ran.stderr
+def test_the_demo_trains_on_servers_of_its_own_and_leaves_nothing(tmp_path: Path) -> None:
+    ran = Desk(tmp_path, {}).tries("demo", environment={"TMPDIR": str(tmp_path)})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    output = ran.stdout + ran.stderr
+    (trained,) = re.findall(r"server1:0 +\| accuracy (\d+\.\d)", output)
+    (tailed,) = re.findall(r"^accuracy (\d+\.\d)", output, re.MULTILINE)
+    assert float(trained) > 95
+    assert tailed == trained
+    commands = re.findall(r"^\$ remote-tool (\S+)", output, re.MULTILINE)
+    assert commands == ["init", "prepare", "prepare", "helper-torch-launch", "job-list", "job-tail"]
+    assert "2 servers already up to date" in output
+    assert "ranks/0/0/out" in output
+    # Each process of it has the folder in its environment.
+    assert [pid for pid, environment in environments() if bytes(tmp_path) in environment] == []
     assert [*tmp_path.iterdir()] == []
 
 

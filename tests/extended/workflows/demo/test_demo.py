@@ -18,7 +18,6 @@ from remote_tool.workflows.demo import journey
 from remote_tool.workflows.demo.journey import install_command, require_packages
 from remote_tool.workflows.demo.server import DemoServer, running_servers
 from tests.processes import is_running
-from tests.program import remote_tool
 from tests.sshd import make_key
 
 FIVE_MEGABYTES = 5 * 1024 * 1024
@@ -227,29 +226,12 @@ def _environments() -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.slow
-def test_the_whole_demo_trains_and_leaves_nothing(temporary: Path) -> None:
-    shown = remote_tool("demo", cwd=temporary.parent, timeout=280)
-    assert shown.returncode == 0, shown.stdout + shown.stderr
-    output = shown.stdout + shown.stderr
-    (trained,) = re.findall(r"server1:0 +\| accuracy (\d+\.\d)", output)
-    (tailed,) = re.findall(r"^accuracy (\d+\.\d)", output, re.MULTILINE)
-    assert float(trained) > 95
-    assert tailed == trained
-    commands = re.findall(r"^\$ remote-tool (\S+)", output, re.MULTILINE)
-    assert commands == ["init", "prepare", "prepare", "helper-torch-launch", "job-list", "job-tail"]
-    assert "2 servers already up to date" in output
-    assert "ranks/0/0/out" in output
-    assert processes_with(temporary) == []
-    assert list(temporary.iterdir()) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "number", "status"),
     [
         ("$ remote-tool helper-torch-launch", signal.SIGINT, 130),
         ("rank 0 of 4", signal.SIGINT, 130),
-        ("rank 0 of 4", signal.SIGTERM, 143),
+        ("job 2 on server2: running", signal.SIGTERM, 143),
     ],
 )
 def test_an_interrupted_demo_leaves_nothing(temporary: Path, moment: str, number: int, status: int) -> None:
@@ -291,7 +273,7 @@ def test_a_killed_demo_leaves_nothing(temporary: Path) -> None:
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if "rank 0 of 4" in line:
+            if "job 2 on server2: running" in line:
                 break
         assert processes_with(temporary, also="REMOTE_TOOL_JOB_ID")
         demo.kill()
