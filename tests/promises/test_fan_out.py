@@ -10,9 +10,12 @@ import pytest
 
 from tests.described import undescribed
 from tests.program import remote_tool
+from tests.promises.conftest import HeldRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.promises.conftest import Desk
 
 # Each runs the program several times.
 pytestmark = pytest.mark.slow
@@ -114,3 +117,26 @@ def test_a_server_that_is_away_is_named_and_the_others_do_its_part(away: Path) -
     assert (ran.returncode, ran.stdout) == (3, "0 first | 7\n"), ran.stderr
     assert "1 of 1 shards done" in ran.stderr
     assert re.search(r"(?m)^error: away", ran.stderr)
+
+
+def test_a_link_that_is_lost_before_the_answer_is_waited_for_and_each_shard_runs_once(desk_alone: Desk) -> None:
+    desk, (server,) = desk_alone, desk_alone.servers.values()
+    held = HeldRequest(desk, f"""grep -qs '"starting"' {desk.root}/.remote/jobs/*/job.yaml""")
+    (desk.root / "items").write_text("one\ntwo\n")
+    words = ("helper-fan-out", "--no-sync", "--follow", "--items", "items", "--cmd", "echo {item} >> ran")
+    with desk.runs_meanwhile(*words) as program:
+        held.wait()
+        server.stop()
+        held.let_go()
+        assert program.stdout is not None
+        said = ""
+        while "was lost, so it may have been done" not in said:
+            line = program.stdout.readline()
+            assert line, said
+            said += line
+        assert "; trying again in" in line
+        server.start()
+        said += program.communicate()[0]
+    assert program.returncode == 0, said
+    assert "2 of 2 shards done" in said
+    assert (desk.there() / "ran").read_text().split() == ["one", "two"]
