@@ -130,15 +130,25 @@ def test_a_signal_ends_top_while_the_terminal_of_a_job_is_shown(project: Path, *
 
 
 @pytest.mark.slow
-def test_a_job_is_killed_from_the_screen_after_yes(project: Path) -> None:
-    job = start(project, "exec sleep 613")
+def test_a_job_is_followed_on_the_screen_and_killed_after_yes(project: Path, tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    wait = f"until [ -e {more} ]; do sleep 0.1; done"
+    job = start(project, f"echo $((30 * 1021)); {wait}; echo $((30 * 1022)); exec sleep 60")
     try:
         with Terminal("top", cwd=project) as terminal:
-            terminal.until("sleep 613", seconds=60)
+            terminal.until("echo $((30 *", seconds=60)
             # Jobs that another test has started, and that have just ended, may be above it.
             terminal.type("\x1b[B" * 30)
+            terminal.type("l")
+            terminal.until("30630", seconds=60)
+            more.touch()
+            terminal.until("30660", seconds=60)
+            shown = terminal.text.count("Attach")
+            terminal.type("q")
+            # The keys are those of the table again.
+            terminal.until("Attach", shown + 1, seconds=40)
             terminal.type("k")
-            terminal.until(f"Stop job {job.key} on first: exec sleep 613? [y/N]", seconds=40)
+            terminal.until(f"Stop job {job.key} on first: echo $((30 * 1021));", seconds=40)
             terminal.type("y")
             terminal.until(f"job {job.key} on first: killed")
             terminal.type("q")
