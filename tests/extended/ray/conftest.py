@@ -74,7 +74,7 @@ def desk(machines: dict[str, NetworkHost], tmp_path: Path) -> Desk:
         list(machines.values()),
         name=name,
         environment={"existing": str(FRAMEWORKS)},
-        env={"PYTHONPATH": f"{HOME}/{name}/plain"},
+        env={"PYTHONPATH": f"{HOME}/{name}/plain", "RAY_prestart_worker_first_driver": "0"},
     )
     (root / "plain").mkdir()
     (root / "plain" / "sitecustomize.py").write_text("import sys\nsys.modules['aiohttp_cors'] = None\n")
