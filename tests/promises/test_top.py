@@ -133,7 +133,7 @@ def test_a_signal_ends_top_while_the_terminal_of_a_job_is_shown(project: Path, *
 def test_a_job_is_followed_on_the_screen_and_killed_after_yes(project: Path, tmp_path: Path) -> None:
     more = tmp_path / "more"
     wait = f"until [ -e {more} ]; do sleep 0.1; done"
-    job = start(project, f"echo $((30 * 1021)); {wait}; echo $((30 * 1022)); exec sleep 60")
+    job = start(project, f"echo $((30 * 1021)); {wait}; echo $((30 * 1022)); exec sleep 613")
     try:
         with Terminal("top", cwd=project) as terminal:
             terminal.until("echo $((30 *", seconds=60)
@@ -149,6 +149,7 @@ def test_a_job_is_followed_on_the_screen_and_killed_after_yes(project: Path, tmp
             terminal.until("Attach", shown + 1, seconds=40)
             terminal.type("k")
             terminal.until(f"Stop job {job.key} on first: echo $((30 * 1021));", seconds=40)
+            terminal.until("? [y/N]", seconds=40)
             terminal.type("y")
             terminal.until(f"job {job.key} on first: killed")
             terminal.type("q")

@@ -236,7 +236,8 @@ class _Journey:
 
     def _wait(self, servers: list[DemoServer]) -> None:
         names = ", ".join(server.name for server in servers)
-        self._comment(f"The project is {self._project}; {names} keep running until Ctrl-C.")
+        run = "keeps running" if len(servers) == 1 else "keep running"
+        self._comment(f"The project is {self._project}; {names} {run} until Ctrl-C.")
         try:
             threading.Event().wait()
         except KeyboardInterrupt:

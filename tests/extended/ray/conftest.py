@@ -66,7 +66,8 @@ def machines(_network: dict[str, NetworkHost], _turn: None) -> dict[str, Network
 def desk(machines: dict[str, NetworkHost], tmp_path: Path) -> Desk:
     """A project that is prepared on both, with Ray as ``pip install ray`` brings it: without its dashboard.
 
-    The dashboard's processes would be a quarter of what a cluster costs; a test that wants it removes ``env``.
+    Its processes, and workers that wait for a program, would be a third of what a cluster costs; a test that wants
+    them removes ``env``.
     """
     name = f"project-{tmp_path.name}"
     root = make_project(

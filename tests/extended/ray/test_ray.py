@@ -169,12 +169,9 @@ def test_a_cluster_without_a_program_stays_until_it_is_killed(desk: Desk, machin
     desk.configure(env=None)
     keys = start(desk, "--gpus", "2")
     until(lambda: "RAY_AUTH_TOKEN_PATH" in output(desk, keys[0]), "the cluster is ready")
-    assert re.search(
-        r"its dashboard: remote-tool forward \d+ --server first; it asks for the token in /tmp/", output(desk, keys[0])
-    )
-    (setting,) = re.findall(
-        r"export (RAY_ADDRESS=\S+ RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=\S+)", output(desk, keys[0])
-    )
+    said = output(desk, keys[0])
+    assert re.search(r"its dashboard: remote-tool forward \d+ --server first; it asks for the token in /tmp/", said)
+    (setting,) = re.findall(r"export (RAY_ADDRESS=\S+ RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=\S+)", said)
     ran = desk.tries("job-run", "--server", "first", "--cmd", f"export {setting}; python which.py", "--follow")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == [f"{name} GPU-{gpu}" for name in ("first", "second") for gpu in (0, 1)]
