@@ -34,7 +34,7 @@ def give_packages(server: TestServer) -> None:
     (server.home / ".config" / "uv" / "uv.toml").write_text(f'no-index = true\nfind-links = ["{WHEELS}"]\n')
 
 
-LAUNCH = ("helper-torch-launch", "--cmd", "train_digits.py", "--nproc-per-node", "2", "--follow")
+LAUNCH = ("helper-torch-launch", "--cmd", "train_digits.py", "--follow", "--nproc-per-node")
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_from_an_empty_folder_to_a_trained_model(two_servers: tuple[TestServer, 
     assert any("accuracy" in path.read_text() for path in Path(first["log"]).glob("ranks/*/*/out"))
     assert "accuracy" in remote_tool("job-tail", "--no-follow", "--job", str(first["key"]), cwd=project).stdout
     start_and_kill(project)
-    assert "resum" in remote_tool(*LAUNCH, cwd=project, timeout=180).stdout.lower()
+    assert "resum" in remote_tool(*LAUNCH, "1", cwd=project, timeout=180).stdout.lower()
 
 
 def initialize(project: Path, servers: tuple[TestServer, TestServer]) -> None:
@@ -75,7 +75,7 @@ def prepare(project: Path) -> list[bool]:
 
 
 def train(project: Path) -> None:
-    trained = remote_tool(*LAUNCH, cwd=project, timeout=180)
+    trained = remote_tool(*LAUNCH, "2", cwd=project, timeout=180)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     accuracies = re.findall(r"accuracy (\d+\.\d+) ?%", trained.stdout)
     assert float(accuracies[-1]) > 95

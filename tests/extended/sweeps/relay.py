@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import selectors
 import socket
 import struct
@@ -108,6 +109,6 @@ class Relay:
 
 
 def spread(total: int, count: int) -> Iterator[int]:
-    """Yield so many numbers from 1 to a total, evenly."""
+    """Yield so many numbers from 1 to a total, evenly, and others in each run of the tests."""
     for index in range(count):
-        yield 1 + index * max(1, total - 1) // count
+        yield 1 + int((index + random.random()) * (total - 1) / count)
