@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import hashlib
 import sys
 from typing import TYPE_CHECKING
@@ -57,6 +58,11 @@ def make_workspace_id(root: Path, name: str = "project") -> None:
 def workspace_id(name: str) -> str:
     """Return the id of the one workspace with this name."""
     return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+
+def compile_agent(there: Path) -> None:
+    """Compile the agent in a project's folder on a server; else each module is when it is first used."""
+    assert compileall.compile_dir(there / ".remote-scripts", quiet=1)
 
 
 def start(project: Path, command: str, *tags: str, server: str = "first") -> Job:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import compileall
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ import yaml
 
 from tests.processes import environments, is_running, open_files
 from tests.program import remote_tool
-from tests.project import make_project, make_workspace_id, workspace_id
+from tests.project import compile_agent, make_project, make_workspace_id, workspace_id
 from tests.promises.kinds import works
 from tests.sshd import TestServer
 
@@ -320,9 +319,9 @@ def _made(folder: Path, servers: Mapping[str, TestServer]) -> Desk:
 
 
 def _to_copy(prepared: Desk) -> Desk:
-    # Or the first job of each copy would compile the agent.
+    # Or the first job of each copy would do it.
     for server in prepared.servers:
-        assert compileall.compile_dir(prepared.there(server) / ".remote-scripts", quiet=1)
+        compile_agent(prepared.there(server))
     return prepared
 
 

@@ -32,7 +32,7 @@ from tests.extended.workflows.jobs.test_jobs import begin, begin_and_run, by_id,
 from tests.figures import record_case
 from tests.processes import processes_of
 from tests.program import remote_tool
-from tests.project import make_project
+from tests.project import compile_agent, make_project
 from tests.small_disks import small_disk
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def server(make_server: MakeServer) -> TestServer:
 def desk(server: TestServer, tmp_path: Path) -> Workspace:
     workspace = Workspace.find(make_project(tmp_path / "here", [server]))
     workspace.prepare()
+    # Or Python makes the folder of a module anew for its compiled form, if a test renames it meanwhile.
+    compile_agent(server.home / "project")
     return workspace
 
 
