@@ -46,8 +46,8 @@ SlurmdLogFile=/mnt/host/slurmd.log
 SlurmdDebug=verbose
 SlurmdParameters=config_overrides
 SlurmdTimeout=10
-KillWait={kill_wait}
-MinJobAge={min_job_age}
+KillWait=15
+MinJobAge=300
 JobRequeue=1
 GresTypes=gpu
 {nodes}
@@ -70,14 +70,9 @@ class SlurmCluster:
         nodes: The hosts that run jobs.
     """
 
-    def __init__(
-        self, network: Network, *, nodes: int = 2, kill_wait: int = 15, min_job_age: int = 300, cpus: int = 4
-    ) -> None:
-        self._kill_wait = kill_wait
-        self._min_job_age = min_job_age
-        self._cpus = cpus
+    def __init__(self, network: Network) -> None:
         self.login = network.host("login")
-        self.nodes = [network.host(f"n{number}", shares_home_with=self.login) for number in range(1, nodes + 1)]
+        self.nodes = [network.host(name, shares_home_with=self.login) for name in ("n1", "n2")]
 
     @property
     def hosts(self) -> list[NetworkHost]:
@@ -95,9 +90,9 @@ class SlurmCluster:
         self.wait_until_idle()
         return self
 
-    def start_controller(self) -> None:
-        """Start the controller."""
-        _on(self.login, "slurmctld", "-f", "/etc/slurm/slurm.conf")
+    def start_controller(self, *options: str) -> None:
+        """Start the controller; with ``-c``, it has forgotten all batch jobs."""
+        _on(self.login, "slurmctld", "-f", "/etc/slurm/slurm.conf", *options)
 
     def start_node(self, node: NetworkHost) -> None:
         """Start the daemon of a node."""
@@ -172,11 +167,10 @@ class SlurmCluster:
         names = "".join(f"{each.address} {each.name}\n" for each in self.hosts)
         # Debian's own entry for a machine's name leads to loopback, where no other node is.
         (host.folder / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
-        line = f"CPUs={self._cpus} RealMemory=1000 Gres=gpu:{GPUS} State=UNKNOWN"
+        line = f"CPUs=4 RealMemory=1000 Gres=gpu:{GPUS} State=UNKNOWN"
         nodes = "\n".join(f"NodeName={node.name} NodeAddr={node.address} {line}" for node in self.nodes)
-        settings = {"kill_wait": self._kill_wait, "min_job_age": self._min_job_age, "nodes": nodes}
         (host.folder / "slurm").mkdir(exist_ok=True)
-        (host.folder / "slurm" / "slurm.conf").write_text(_SLURM_CONF.format(**settings))
+        (host.folder / "slurm" / "slurm.conf").write_text(_SLURM_CONF.format(nodes=nodes))
         gpus = host.folder / "gpus"
         gpus.mkdir(exist_ok=True)
         for number in range(GPUS):

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from tests.conftest import MakeServer
 
 PATIENCE = 300.0
-# The first control program for which the condition holds hangs with its request, as on a machine whose disk does.
+# The first control program for which the condition holds hangs with its request, as on a machine whose disk does; not
+# for longer than a test may take.
 _HOLD = """\
 if {condition} && mkdir "{place}/held" 2>/dev/null; then
     until read -t 0; do sleep 0.05; done
     touch "{place}/arrived"
-    while [ ! -e "{place}/go" ]; do sleep 0.05; done
+    for ((tick = 0; tick < 12000; tick++)); do [ ! -e "{place}/go" ] || break; sleep 0.05; done
     touch "{place}/gone-on"
 fi
 """

@@ -237,11 +237,10 @@ class _Journey:
     def _wait(self, servers: list[DemoServer]) -> None:
         names = ", ".join(server.name for server in servers)
         run = "keeps running" if len(servers) == 1 else "keep running"
-        self._comment(f"The project is {self._project}; {names} {run} until Ctrl-C.")
-        try:
+        # Ctrl-C may come as soon as the text can be read.
+        with suppress(KeyboardInterrupt):
+            self._comment(f"The project is {self._project}; {names} {run} until Ctrl-C.")
             threading.Event().wait()
-        except KeyboardInterrupt:
-            return
 
     def _comment(self, text: str) -> None:
         self._show(f"\n# {text}")

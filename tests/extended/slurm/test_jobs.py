@@ -489,6 +489,23 @@ def test_a_job_that_slurm_takes_back_while_it_still_dies_stays_in_sight(cluster:
     gives_back(cluster)
 
 
+@pytest.mark.row(325)
+def test_jobs_that_slurm_has_forgotten_have_ended_and_say_so(cluster: SlurmCluster, desk: Desk) -> None:
+    runs = start(desk, COUNT.format(1000), "--gpus", "4")
+    waits = start(desk, "echo never", "--gpus", "4", "--after", str(runs))
+    desk.waits_for(runs, "running")
+    desk.waits_for(waits, "queued")
+    ids = {key: slurm_id(desk, key) for key in (runs, waits)}
+    cluster.stop_controller()
+    cluster.start_controller("-c")
+    until(lambda: not running(cluster, "tick"), "Slurm ends what it does not know")
+    forgotten = "Slurm no longer knows its job {}, ".format
+    # The supervisor may be quick enough to record by what its command ended.
+    assert desk.waits_for(runs, "failed", "killed")["reason"].startswith((forgotten(ids[runs]), "ended by SIG"))
+    assert desk.waits_for(waits, "killed")["reason"] == forgotten(ids[waits]) + "which never began"
+    cluster.wait_until_idle()
+
+
 @pytest.mark.row(323)
 def test_a_suspended_job_says_so_and_a_stop_gives_its_nodes_back(cluster: SlurmCluster, desk: Desk) -> None:
     key = start(desk, COUNT.format(1000))

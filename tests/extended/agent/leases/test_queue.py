@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import tempfile
+import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,6 +207,26 @@ def test_a_higher_priority_goes_first_also_before_one_that_is_already_first(jobs
     assert [job.settle() for job in jobs] == [True, False, False, False]
     jobs[0].end()
     assert [job.settle() for job in jobs] == [False, False, False, True]
+
+
+@pytest.mark.row(260)
+@pytest.mark.usefixtures("machine")
+def test_who_waits_for_days_keeps_a_place_that_looks_new_and_removes_what_killed_ones_left(
+    jobs: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs += [Job(2), Job(1)]
+    assert [job.settle() for job in jobs] == [True, False]
+    assert jobs[1].ticket is not None
+    (folder,) = tmp_path.iterdir()
+    place, left, arriving = folder / jobs[1].ticket.name, folder / f"{fifo.TEMPORARY}0", folder / f"{fifo.TEMPORARY}1"
+    left.touch()
+    for path in (place, left):
+        os.utime(path, (1e9, 1e9))
+    arriving.touch()
+    monkeypatch.setattr(folders, "REFRESH_SECONDS", 0.0)
+    assert not jobs[1].step()
+    assert place.stat().st_mtime > time.time() - 3600
+    assert (left.exists(), arriving.exists()) == (False, True)
 
 
 @pytest.mark.row(264)

@@ -22,6 +22,8 @@ import pytest
 import yaml
 
 from remote_tool import JobSelection, Workspace
+from remote_tool.errors import JobError
+from remote_tool.workflows.forward import jupyter
 from tests.below import contents_below
 from tests.containers import IMAGE, OPTIONS
 from tests.extended.sample.test_frameworks import FRAMEWORKS, lacks
@@ -345,6 +347,24 @@ def test_what_jupyter_cannot_do_is_one_sentence(project: Path) -> None:
     assert not [
         job for job in Workspace.find(project).select_local(JobSelection(stopped=True)) if job.name == "jupyter"
     ]
+
+
+def test_a_notebook_that_takes_too_long_to_start_is_named_and_goes_on(
+    make_server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jupyter, "START_SECONDS", 1.0)
+    server = make_server()
+    workspace = Workspace.find(make_project(tmp_path / "project", [server]))
+    workspace.prepare()
+    package = server.home / "project" / "jupyterlab"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("import time\ntime.sleep(60)\n")
+    with pytest.raises(JobError, match="first: Jupyter Lab did not start within 1 s") as raised:
+        workspace.jupyter(jupyter.JupyterRequest(("first",), port=0), lambda _: None)
+    (job,) = workspace.list_jobs().jobs
+    assert (job.name, raised.value.hint) == ("jupyter", f"remote-tool job-tail {job.key}")
+    kill(workspace.root, job)
 
 
 WRITES_EVENTS = """\
