@@ -22,7 +22,7 @@ def test_the_machine_with_the_slow_cable_is_named_and_not_its_neighbours(
     hosts = network.hosts("first", "second", "third")
     workspace = make_workspace(*hosts, environment={"existing": str(Path(sys.prefix))})
     hosts[1].slow("40mbit")
-    answer = workspace.check(exercise=True, seconds=30)
+    answer = workspace.check(exercise=True, seconds=60)
     networks = {
         report.name: check for report in answer.servers for check in report.checks if check.name == "all-reduce"
     }
