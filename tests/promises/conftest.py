@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tests.conftest import MakeServer
 
 PATIENCE = 300.0
-# The first control program for which the condition holds hangs with its request, as on a machine whose disk does; not
-# for longer than a test may take.
+# The first control program for which the condition holds hangs with its request, as on a machine whose disk does, for
+# ten minutes at most.
 _HOLD = """\
 if {condition} && mkdir "{place}/held" 2>/dev/null; then
     until read -t 0; do sleep 0.05; done
